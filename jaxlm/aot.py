@@ -25,12 +25,12 @@ from typing import Annotated, Any
 import tyro
 
 from jaxlm import cuda
-from jaxlm.atomic_write import check_output, write_json
 from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
 from jaxlm.errors import InputError, RunError, one_line, run_command
+from jaxlm.files import check_output, write_json
+from jaxlm.host import in_words
 from jaxlm.ranges import Count, Range, checked
 from jaxlm.training.config import PretrainConfig, one_duration
-from jaxlm.versions import in_words
 from jaxlm.wording import counted
 
 

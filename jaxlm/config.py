@@ -19,9 +19,19 @@ from typing import Any
 import tyro
 
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import REGISTRY, HelpText, fields_of, name_of_flag, reflowed, subcommands_of, unmarked
+from jaxlm.flags import (
+    DEVICE,
+    ELSEWHERE,
+    REGISTRY,
+    HelpText,
+    fields_of,
+    name_of_flag,
+    reflowed,
+    subcommands_of,
+    unmarked,
+    with_new_flags,
+)
 from jaxlm.ranges import checked
-from jaxlm.renamed import DEVICE, ELSEWHERE, with_new_flags
 from jaxlm.wording import did_you_mean, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field

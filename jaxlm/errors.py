@@ -120,23 +120,17 @@ def last_line(error: BaseException) -> str | None:
 
 def report(error: BaseException) -> int:
     """Print why the program ended and return its exit code (one line for expected errors)."""
-    line = last_line(error)
-    match error:
-        case InputError():
-            print(line, file=sys.stderr)
-            return EXIT_INPUT
-        case RunError():
-            print(line, file=sys.stderr)
-        case Stopped() | StoppedEarly():
-            print(line, file=sys.stderr)
-            return EXIT_STOPPED
-        case KeyboardInterrupt():  # in a command that has nothing to save
-            print("failed: interrupted", file=sys.stderr)
-        case BrokenPipeError():  # the reader of the output has ended (`| head`)
-            sys.stderr.close()
-        case _:
-            traceback.print_exception(error)
-    return EXIT_FAILED
+    if (line := last_line(error)) is not None:
+        print(line, file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):  # in a command that has nothing to save
+        print("failed: interrupted", file=sys.stderr)
+    elif isinstance(error, BrokenPipeError):  # the reader of the output has ended (`| head`)
+        sys.stderr.close()
+    else:
+        traceback.print_exception(error)
+    if isinstance(error, Stopped | StoppedEarly):
+        return EXIT_STOPPED
+    return EXIT_INPUT if isinstance(error, InputError) else EXIT_FAILED
 
 
 class _Once(logging.Filter):

@@ -30,7 +30,7 @@ def finetune(arguments: FinetuneArguments, given: set[str]) -> None:
     from jaxlm.distributed.watchdog import watching
     from jaxlm.finetuning.run import run_finetuning
     from jaxlm.progress import STANDARD
-    from jaxlm.runs.observer import Observer
+    from jaxlm.runs.recorder import Observer
     from jaxlm.runs.trackers import tracking
 
     start_processes(arguments.distributed)

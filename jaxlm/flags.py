@@ -1,7 +1,8 @@
-"""Flags of dataclasses: the rules by which tyro describes them, and the fields that a command line can name.
+"""Flags of dataclasses: the rules by which tyro describes them, the fields that they name, and their other names.
 
 The help of a field is its docstring. A blank line begins a new paragraph; indented lines, as in examples of files, keep
-their line breaks. An optional field shows the metavar of its type, and `(optional)` if its help names no default.
+their line breaks. An optional field shows the metavar of its type, and `(optional)` if its help names no default. Flags
+with new names are accepted with a notice, and those of other programs are explained.
 """
 
 import ast
@@ -12,7 +13,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TextIO
 
 import tyro
@@ -24,6 +25,8 @@ from tyro.constructors import (
     StructFieldSpec,
     StructTypeInfo,
 )
+
+from jaxlm.errors import InputError
 
 REGISTRY = ConstructorRegistry()
 
@@ -194,3 +197,68 @@ def unmarked(kind: Any) -> Any:
 
 def _marks(kind: Any) -> tuple[Any, ...]:
     return getattr(kind, "__metadata__", ())
+
+
+# Flags by their beginning: the rest of the flag stays.
+FLAGS = {
+    "--masking.": "--objective.masking.",
+    "--next-sentence-coefficient": "--objective.next-sentence-coefficient",
+    "--samples": "--num-samples",
+}
+
+# Flags of Hugging Face's Trainer and of nanoGPT, by field, with the fields that some commands have instead.
+ELSEWHERE = {
+    "learning_rate": ("optimizer.peak_lr",),
+    "lr": ("optimizer.peak_lr",),
+    "weight_decay": ("optimizer.weight_decay",),
+    "warmup_steps": ("optimizer.warmup",),
+    "warmup_ratio": ("optimizer.warmup",),
+    "max_steps": ("num_steps",),
+    "max_iters": ("num_steps",),
+    "num_train_epochs": ("num_epochs",),
+    "epochs": ("num_epochs",),
+    "per_device_train_batch_size": ("batch_size",),
+    "per_device_eval_batch_size": ("eval_batch_size",),
+    "gradient_accumulation_steps": ("micro_batches",),
+    "max_length": ("length",),
+    "max_seq_length": ("length",),
+    "block_size": ("length",),
+    "model_name_or_path": ("start",),
+    "output_dir": ("run", "output"),
+    "out_dir": ("run", "output"),
+    "max_grad_norm": ("optimizer.clip_norm",),
+    "logging_steps": ("log_every",),
+    "eval_steps": ("eval_every",),
+    "save_steps": ("checkpoint_every",),
+    "save_total_limit": ("keep_newest",),
+    "bf16": ("execution.dtype",),
+    "fp16": ("execution.dtype",),
+    "train_file": ("source", "custom.train", "data.store"),
+    "validation_file": ("custom.dev", "data.validation"),
+    "input": ("source", "data.store"),
+    "wandb": ("tracker",),
+    "report_to": ("tracker",),
+}
+# Their flags for the device, which a variable of the environment chooses here for every command.
+DEVICE = ("device", "no_cuda", "use_cpu")
+
+
+def with_new_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command line in today's flags, and a notice for each flag that was spelled otherwise."""
+    words, notices = [], []
+    for word in argv:
+        spelled = word.split("=")[0].replace("_", "-")
+        old = next((old for old in FLAGS if spelled == old or (old.endswith(".") and spelled.startswith(old))), None)
+        if old is not None:
+            word = FLAGS[old] + word[len(old) :]
+            notices.append(f"{spelled} is now {word.split('=')[0]}")
+        words.append(word)
+    return words, notices
+
+
+def refuse_other_names(argv: Sequence[str], names: Mapping[str, str]) -> None:
+    """Raise InputError, with our name, for a flag of another program. names: its flags, and ours."""
+    for word in argv:
+        spelled = word.split("=")[0].replace("_", "-")
+        if spelled in names:
+            raise InputError(f"{word.split('=')[0]} is not an option; did you mean {names[spelled]}?")

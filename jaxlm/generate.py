@@ -14,8 +14,8 @@ import sys
 
 from jaxlm.config import command_line
 from jaxlm.errors import EXIT_FAILED, run_command
+from jaxlm.flags import refuse_other_names
 from jaxlm.inference.arguments import GenerateArguments
-from jaxlm.renamed import refuse_other_names
 
 ARGUMENTS = (GenerateArguments,)
 

@@ -20,8 +20,8 @@ ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to r
 
 def predict(arguments: PredictArguments) -> int:
     """Label all rows and return their number. JAX is imported here, when the command line is known to be right."""
-    from jaxlm.atomic_write import atomic_output
     from jaxlm.distributed.mesh import make_mesh, use_mesh
+    from jaxlm.files import atomic_output
     from jaxlm.inference.loaded_run import load_model
     from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
     from jaxlm.progress import Progress

@@ -28,7 +28,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     from jaxlm.evaluation import zero_shot
     from jaxlm.inference import training_samples
     from jaxlm.progress import STANDARD
-    from jaxlm.runs.observer import Observer
+    from jaxlm.runs.recorder import Observer
     from jaxlm.runs.trackers import tracking
     from jaxlm.training.pretraining_run import run_pretraining
 

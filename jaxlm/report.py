@@ -12,10 +12,9 @@ from typing import Annotated
 
 import tyro
 
-from jaxlm.atomic_write import atomic_output, check_output
-from jaxlm.bounded_read import read_regular
 from jaxlm.config import command_line
 from jaxlm.errors import InputError, run_command
+from jaxlm.files import atomic_output, check_output, read_regular
 from jaxlm.ranges import Range
 from jaxlm.wording import byte_size, counted
 

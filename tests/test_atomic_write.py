@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxlm.atomic_write import atomic_file, atomic_output, rename_synced, write_file, write_json
-from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
+from jaxlm.files import atomic_file, atomic_output, read_signed, rename_synced, write_file, write_json
 
 
 def test_content_and_rights(tmp_path):
@@ -59,7 +58,7 @@ def test_killed_write_keeps_what_was_there(tmp_path):
     path.write_text("before")
     program = (
         "import os, pathlib, sys\n"
-        "from jaxlm.atomic_write import atomic_file\n"
+        "from jaxlm.files import atomic_file\n"
         "with atomic_file(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write('half'); file.flush(); os.kill(os.getpid(), 9)\n"
     )

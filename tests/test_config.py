@@ -19,7 +19,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.objectives.config import MaskedLM
-from jaxlm.runs.earlier_versions import completed
+from jaxlm.runs.config import completed
 from jaxlm.training.config import (
     RUN_FIELDS,
     FinetuneConfig,

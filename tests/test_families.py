@@ -18,7 +18,7 @@ from jaxlm.tasks.task import Kind
 # The rest of the program asks a `Family` or a `Model`. Published names differ from family to family.
 MAY_NAME_FAMILIES = ("jaxlm.models", "jaxlm.interop")
 # Code that reads what earlier versions wrote has to spell it.
-READS_EARLIER_VERSIONS = ("jaxlm.runs.earlier_versions",)
+READS_EARLIER_VERSIONS = ("jaxlm.runs.config",)
 
 # A head and a loss belong to a kind of task; published classes are for a kind.
 MAY_NAME_KINDS = ("jaxlm.tasks.kinds", "jaxlm.models.heads", "jaxlm.objectives.task", "jaxlm.interop")

@@ -42,20 +42,7 @@ FLOORS = (
     "commands",
     "console script",
 )
-LEAVES = {
-    "errors",
-    "config",
-    "flags",
-    "wording",
-    "atomic_write",
-    "bounded_read",
-    "host",
-    "renamed",
-    "progress",
-    "hub",
-    "cuda",
-}
-LEAVES |= {"completion", "ranges", "versions"}
+LEAVES = {"errors", "config", "flags", "wording", "files", "host", "progress", "hub", "cuda", "completion", "ranges"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxlm.bounded_read import open_regular, parse_json, read_regular
-from jaxlm.data.files import read_jsonl
+from jaxlm.data.sources import read_jsonl
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
+from jaxlm.files import open_regular, parse_json, read_regular
 from jaxlm.inference.activations import read_ids
 from jaxlm.inference.loaded_run import saved_task
 from jaxlm.interop.files import read_object

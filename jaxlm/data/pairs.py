@@ -6,7 +6,7 @@ other document. Pairs longer than a row allows lose tokens of the longer segment
 with equal probability. Differences from the original code:
 
 - A random B is nearly as long as the text it replaces: of several spans of whole sentences, the longest that fits or,
-  if the chunk is longer than a row, the shortest that reaches its end, truncated in the same way (`random_parts`). The
+  if the chunk is longer than a row, the shortest that reaches its end, truncated in the same way (`RandomParts`). The
   original takes the first span that reaches a target length. Its length then differs, so rows cannot be packed before
   sampling; and in documents of a few sentences it separates true from random pairs (AUC 0.66 in documents of 2 or 3
   sentences, 0.60 of 2 to 6, 0.52 in books).
@@ -24,13 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlm.data.batch import PairBatch
-from jaxlm.data.chunks import SHORTEST, SPECIALS, ChunkOptions, chunk_plan, sentence_starts
-from jaxlm.data.draws import Draws
+from jaxlm.data.batch import Draws, PairBatch
 from jaxlm.data.layouts.pairs import SentencePairs
-from jaxlm.data.origin import PairOrigin, RowOrigin
-from jaxlm.data.random_parts import RandomParts
-from jaxlm.data.store import Section, Store
+from jaxlm.data.segments import SHORTEST, SPECIALS, ChunkOptions, RandomParts, chunk_plan, sentence_starts
+from jaxlm.data.store import PairOrigin, RowOrigin, Section, Store
 from jaxlm.errors import InputError
 
 # Slots per pair that give the default maximum number of pairs per row.

@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jaxlm.atomic_write import write_file
-from jaxlm.bounded_read import parse_json
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import DESCRIPTION, Store, open_store, partial_path
 from jaxlm.errors import InputError
+from jaxlm.files import parse_json, write_file
 from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxlm.atomic_write import rename_synced
 from jaxlm.config import of_call
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, summary
 from jaxlm.data.sentences import Sentences, resolved
@@ -23,6 +22,7 @@ from jaxlm.data.sources import UNIT_BYTES, Source, Unit, largest_file, list_unit
 from jaxlm.data.store import VERSION, Store, is_url, open_store, partial_path
 from jaxlm.data.writer import StoreWriter
 from jaxlm.errors import InputError, RunError, names_arguments
+from jaxlm.files import rename_synced
 from jaxlm.host import cpu_cores
 from jaxlm.progress import LOGGED, STANDARD, Output
 from jaxlm.ranges import Count, Positive, Range, checked

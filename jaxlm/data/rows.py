@@ -17,8 +17,7 @@ from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
 from jaxlm.data.layouts.layout import IndependentRows, Layout, Source
-from jaxlm.data.origin import PairOrigin, RowOrigin
-from jaxlm.data.store import Store
+from jaxlm.data.store import PairOrigin, RowOrigin, Store
 from jaxlm.errors import InputError
 
 # Grain's permutation is limited to 32 bits; a larger section is shuffled in parts that are interleaved evenly.

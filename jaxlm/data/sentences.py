@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from jaxlm.data.files import Fragments
+from jaxlm.data.sources import Fragments
 from jaxlm.errors import InputError
 from jaxlm.text import Tokenizer
 

@@ -21,13 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxlm.atomic_write import atomic_file, write_file
-from jaxlm.bounded_read import parse_json
-from jaxlm.data.files import Fragments
 from jaxlm.data.sentences import Boundaries, Sentences, borders_by, sentences_of
-from jaxlm.data.sources import Source, Unit, read_unit
+from jaxlm.data.sources import Fragments, Source, Unit, read_unit
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
+from jaxlm.files import atomic_file, parse_json, write_file
 from jaxlm.reading.lines import Errors
 from jaxlm.text import Tokenizer, load_tokenizer
 

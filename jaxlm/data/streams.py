@@ -14,11 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.data.batch import Batch
-from jaxlm.data.draws import Draws
+from jaxlm.data.batch import Batch, Draws
 from jaxlm.data.layouts.streams import LONGER, Streams
-from jaxlm.data.origin import RowOrigin
-from jaxlm.data.store import Store
+from jaxlm.data.store import RowOrigin, Store
 from jaxlm.errors import InputError
 
 

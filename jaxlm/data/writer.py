@@ -1,27 +1,33 @@
 """Incremental writer of token stores: interruptible at any time, visible only when complete."""
 
+import contextlib
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
-from jaxlm.atomic_write import rename_synced, write_file
-from jaxlm.bounded_read import read_object
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
+from jaxlm.data.shards import blocks, encode_documents
+from jaxlm.data.sources import list_units, parse_source, read_unit
 from jaxlm.data.store import (
     DESCRIPTION,
     FORMAT,
     TOKENIZER,
     VERSION,
     Section,
+    Store,
     description_fingerprint,
+    open_store,
     token_dtype,
 )
 from jaxlm.errors import InputError
+from jaxlm.files import read_object, rename_synced, write_file
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a memory-mapped shard.
@@ -209,3 +215,23 @@ def _open_at(path: Path, length: int) -> IO[bytes]:
     file.truncate(length)
     file.seek(length)
     return file
+
+
+@contextlib.contextmanager
+def store_of_text(file: Path, tokenizer: Tokenizer, errors: Literal["strict", "replace"] = "strict") -> Iterator[Store]:
+    """Open the store that `jaxlm.prepare --source text:FILE` makes with a tokenizer; it is removed after the block.
+
+    InputError if the file cannot be read, or is not UTF-8 with errors="strict".
+    """
+    if not file.is_file():
+        raise InputError(f"input must be a text file, got {file}; give the path of a readable one")
+    source = parse_source(f"text:{file}")
+    units, _ = list_units(source, 0)
+    with tempfile.TemporaryDirectory(prefix="jaxlm-text-") as directory:
+        writer = StoreWriter(Path(directory) / "partial", tokenizer)
+        writer.begin_section(source.spec, None)
+        for unit in units:
+            for part in encode_documents(blocks(read_unit(source, unit, errors), tokenizer), tokenizer):
+                writer.append(part.ids, part.lengths, part.bytes, part.words, None, part.characters)
+        writer.finish(Path(directory) / "store", arguments={}, inputs=[])
+        yield open_store(Path(directory) / "store")

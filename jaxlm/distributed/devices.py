@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax._src import compilation_cache  # neither the cache nor its format has a public name
 from jax._src.lru_cache import LRUCache
 
-from jaxlm.atomic_write import write_file
 from jaxlm.errors import RunError, one_line
+from jaxlm.files import write_file
 
 # TFLOP/s per device as JAX counts devices, by a substring of `device_kind`, of matrix products in 16 bits (bfloat16, or
 # float16 with sums in float32) and in float32, which on a GPU is TF32 from Ampere on. The first entry that matches is

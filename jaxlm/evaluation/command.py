@@ -12,10 +12,10 @@ from typing import Any, TextIO
 
 import jax
 
-from jaxlm.atomic_write import atomic_output
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import RunError
+from jaxlm.files import atomic_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.progress import Progress

@@ -19,7 +19,7 @@ from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_carries
 from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.data.store import Store, open_store
-from jaxlm.data.text_store import store_of_text
+from jaxlm.data.writer import store_of_text
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity

@@ -12,20 +12,19 @@ from jax.sharding import Mesh
 
 from jaxlm.data.batch import mask_seeds
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows
+from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.store import open_store
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops
 from jaxlm.distributed.mesh import make_mesh, replicated, to_devices, use_mesh
 from jaxlm.evaluation.arguments import BenchArguments
+from jaxlm.host import compilers
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining, make_pretraining
 from jaxlm.training.program import fitted_to_devices, make_program, run_settings, with_vocabulary
 from jaxlm.training.step import TrainState, make_eval_step
-from jaxlm.versions import compilers
 
 SCORED_BATCHES = 4  # batches per timed call of the scorer, which overlaps the transfers of one with the next
 

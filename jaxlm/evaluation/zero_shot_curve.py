@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.atomic_write import check_output
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShotCurve
 from jaxlm.evaluation.command import say
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
+from jaxlm.files import check_output
 from jaxlm.runs.directory import split_start
 
 _GPT1 = "best earlier result in GPT-1's tables"

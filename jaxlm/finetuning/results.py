@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.atomic_write import write_file, write_json
-from jaxlm.bounded_read import read_regular, read_signed
-from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, RunError
+from jaxlm.files import read_regular, read_signed, write_file, write_json
 from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, evaluate_split, trial_of
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
-from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.runs.trees import leaf_checksums
 from jaxlm.tasks import Predicted, Task, TaskData
 from jaxlm.tasks.metrics.classification import report_lines
 from jaxlm.tasks.predicted import with_inputs

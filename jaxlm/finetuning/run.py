@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 from jaxlm import tasks
-from jaxlm.atomic_write import write_json
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
-from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.mesh import make_mesh, use_mesh
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
+from jaxlm.files import write_json
 from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
 from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
@@ -26,7 +26,7 @@ from jaxlm.finetuning.trials import run_trials
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import RunDirectory, saved_config
-from jaxlm.runs.observer import Callback, Observer
+from jaxlm.runs.recorder import Callback, Observer
 from jaxlm.tasks import CustomConfig, Encoded, Task, TaskData, TaskOptions, TrainBatches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.text import Tokenizer, tokenizer_from_spec

@@ -22,8 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlm.distributed.devices import platform
-from jaxlm.distributed.mesh import replicated, whole_to_devices
-from jaxlm.distributed.partition import use_rules
+from jaxlm.distributed.mesh import replicated, use_rules, whole_to_devices
 from jaxlm.errors import InputError
 from jaxlm.finetuning.trial import Patience, Programs, Progress, Trial, TrialContext, started_state, trial_settings
 from jaxlm.training.program import CompiledStep

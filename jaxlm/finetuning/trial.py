@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.observer import Observer
+from jaxlm.runs.recorder import Observer
 from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters

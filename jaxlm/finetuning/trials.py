@@ -22,9 +22,8 @@ from jaxlm.finetuning.results import delete_inferior_checkpoints, finish_trial, 
 from jaxlm.finetuning.states import Alone, Stacked, trials_per_program
 from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, batch_rows, evaluate_split
 from jaxlm.runs.checkpoints import Checkpoints, Metadata
-from jaxlm.runs.meter import even_work
 from jaxlm.runs.metrics_log import MetricsLog
-from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder
+from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder, even_work
 from jaxlm.tasks import Task
 from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.step import TrainState, saved_part

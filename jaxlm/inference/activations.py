@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.atomic_write import atomic_output
-from jaxlm.bounded_read import parse_json, read_regular
 from jaxlm.errors import InputError
+from jaxlm.files import atomic_output, parse_json, read_regular
 from jaxlm.inference.arguments import Activations
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.rows import padded

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxlm.atomic_write import check_output, write_json
-from jaxlm.bounded_read import open_regular, parse_json, read_object
 from jaxlm.errors import InputError
+from jaxlm.files import check_output, open_regular, parse_json, read_object, write_json
 from jaxlm.inference.arguments import GenerateArguments
 from jaxlm.inference.generation import Generator, Sample
 from jaxlm.inference.loaded_run import LoadedRun, load_model

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxlm.atomic_write import write_json
 from jaxlm.config import of_call, to_json, with_fields
 from jaxlm.errors import InputError, names_arguments
+from jaxlm.files import write_json
 from jaxlm.hub import check_push, model_directory, push
 from jaxlm.inference.activations import IdRows, activations
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
@@ -28,7 +28,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import named_leaves, nested_leaves
 from jaxlm.tasks import CustomConfig
 from jaxlm.text import Tokenizer
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 from jaxlm.training.config import resolved_json
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.text_stream import TextStream, collect
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxlm.bounded_read import read_signed
 from jaxlm.config import from_json
 from jaxlm.data.config import DataConfig, SentencePairs, Windows, check_order
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
+from jaxlm.files import read_signed
 from jaxlm.inference.arguments import Weights
 from jaxlm.inference.decoding import prefix_token
 from jaxlm.interop.published import Published
@@ -27,8 +27,8 @@ from jaxlm.nn.config import Execution
 from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import CLASSIFIERS
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory, split_start
-from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
 from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer, load_tokenizer

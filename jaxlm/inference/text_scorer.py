@@ -16,7 +16,7 @@ from jaxlm.inference.masked_lm_scoring import (
 )
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.scoring import Scored, Scorer, text_sequence
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 
 
 class TextScorer(NamedTuple):

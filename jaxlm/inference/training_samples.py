@@ -14,7 +14,7 @@ from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.generation import Generator
 from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.models import ModelConfig, build
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
 from jaxlm.training.pretraining import Plan
 from jaxlm.training.pretraining_run import TrainingContext

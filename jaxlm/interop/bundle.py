@@ -16,8 +16,8 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
-from jaxlm.bounded_read import open_regular, read_regular
 from jaxlm.errors import InputError
+from jaxlm.files import open_regular, read_regular
 from jaxlm.interop.files import Info, files_fingerprint
 
 _MAGIC = 0xDB4775248B80FB57

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.bounded_read import read_signed
 from jaxlm.errors import InputError
+from jaxlm.files import read_signed
 from jaxlm.interop.export import Export
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task

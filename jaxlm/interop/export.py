@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.atomic_write import rename_synced, write_file, write_json
 from jaxlm.errors import InputError
+from jaxlm.files import rename_synced, write_file, write_json
 from jaxlm.interop.exchange import Exchange, config_from_model, exchange_of, left_out
 from jaxlm.interop.files import FILE, FLOATS, write_tensors
 from jaxlm.interop.huggingface import PROBLEM_TYPES

@@ -14,9 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxlm.atomic_write import atomic_file
-from jaxlm.bounded_read import open_regular, parse_json, read_regular
 from jaxlm.errors import InputError
+from jaxlm.files import atomic_file, open_regular, parse_json, read_regular
 
 DEEPEST = 100  # maximum nesting; Python's JSON writer, which stores a config.json with the run, supports some hundreds
 FILE = "model.safetensors"

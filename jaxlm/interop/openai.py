@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxlm.bounded_read import open_regular
 from jaxlm.errors import InputError
+from jaxlm.files import open_regular
 from jaxlm.interop.bundle import Bundle
 from jaxlm.interop.exchange import EXCHANGES
 from jaxlm.interop.files import Info, files_fingerprint, read_json, read_object
@@ -19,8 +19,7 @@ from jaxlm.interop.published import Published, backbone_shapes, check_sizes
 from jaxlm.interop.rules import read_leaves
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.text import Case, Tokenizer
-from jaxlm.text.bpe import read_gpt2
-from jaxlm.text.gpt1 import GPT1Tokenizer
+from jaxlm.text.bpe import GPT1Tokenizer, read_gpt2
 
 PIECES = 10
 _HPARAMS = ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")

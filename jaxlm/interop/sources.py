@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from jaxlm.bounded_read import read_object
 from jaxlm.errors import InputError
+from jaxlm.files import read_object
 from jaxlm.hub import NAME, model_directory
 from jaxlm.interop import google, huggingface, openai
 from jaxlm.interop.published import Published

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.config import Features
 from jaxlm.nn.layers import BatchNorm, dropout, fold, gather, linear_head
 from jaxlm.nn.recurrence import BiLSTM

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import constrain, with_axes
+from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.nn.config import STEPS, ActivationName, Execution
 
 Activation = ActivationName | Literal["relu"]

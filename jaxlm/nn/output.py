@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.nn.layers import embed, gathered, linear, summed
 

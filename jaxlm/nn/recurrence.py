@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.layers import linear
 
 

@@ -21,7 +21,7 @@ from flax import linen as nn
 from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import current_spec, with_axes
+from jaxlm.distributed.mesh import current_spec, with_axes
 from jaxlm.errors import RunError
 from jaxlm.nn.config import Backend, Execution
 from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads

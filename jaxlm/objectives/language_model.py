@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.data.batch import Batch
-from jaxlm.distributed.partition import with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import InputError
 from jaxlm.models.model import Inputs, Model, Outputs
 from jaxlm.nn.layers import LayerNorm

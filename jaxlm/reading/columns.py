@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxlm.bounded_read import open_regular, read_object
 from jaxlm.errors import InputError
+from jaxlm.files import open_regular, read_object
 from jaxlm.reading.lines import Errors, not_utf8
 from jaxlm.wording import lacks_field
 

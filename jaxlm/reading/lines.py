@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
 
-from jaxlm.bounded_read import open_regular
 from jaxlm.errors import InputError
+from jaxlm.files import open_regular
 
 Errors = Literal["strict", "replace"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.files import parse_json
 from jaxlm.reading.columns import ColumnFile
 from jaxlm.reading.lines import Errors, Lines
 

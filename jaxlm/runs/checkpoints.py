@@ -29,12 +29,11 @@ from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
-from jaxlm.distributed.agreement import first_process_decides, of_every_process
 from jaxlm.distributed.devices import returning_memory
+from jaxlm.distributed.processes import first_process_decides, of_every_process
 from jaxlm.errors import InputError, RunError, quiet_orbax
-from jaxlm.runs.checksums import leaf_checksums
 from jaxlm.runs.storage import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
-from jaxlm.runs.trees import listed, named_leaves, nested_leaves, shape_and_type
+from jaxlm.runs.trees import leaf_checksums, listed, named_leaves, nested_leaves, shape_and_type
 
 PyTree = Any
 FORMAT = 1  # of the description; readers reject newer formats

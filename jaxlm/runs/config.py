@@ -1,5 +1,114 @@
-"""Choices of a run that command lines offer. This module does not import JAX."""
+"""Configs that runs save: the choices of trackers, the format of earlier versions, and differences in words.
 
-from typing import Literal
+Runs made by commit 192edfa and later can be read. A field that is added to the configs gets a line here. This module
+does not import JAX.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jaxlm.data.config import MEMBERS
 
 TrackerKind = Literal["wandb", "mlflow", "trackio"]
+
+
+# Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
+# without them, and with no other values.
+ADDED_OPTIONS: dict[str, Any] = {
+    "special_tokens": "gpt1",
+    "patience": None,
+    "select": "last",
+    "custom.separator": "auto",
+    "data.reset_probability": 0.0,
+    "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
+}
+# The same for all fields.
+ADDED_FIELDS = {"fingerprints.validation": None} | ADDED_OPTIONS
+
+
+def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved config in the current format.
+
+    Earlier versions scored the tails of an adaptive softmax from states that did not go through a projection.
+    """
+    model = config.get("model")
+    adaptive = model.get("adaptive") if isinstance(model, dict) else None
+    if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
+        return _with_missing(config, ("model", "adaptive", "clusters"), "unprojected")
+    return dict(config)
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved config with missing options filled in with the values that the run used."""
+    values = upgraded(config)
+    data = values.get("data")
+    layout = MEMBERS.get(str(data.get("layout"))) if isinstance(data, dict) else None
+    for name, before in ADDED_OPTIONS.items():
+        part, _, field = name.partition(".")
+        if part != "data" or hasattr(layout, field):  # a layout has no fields of another one
+            values = _with_missing(values, name.split("."), before)
+    return values
+
+
+def _with_missing(values: Mapping[str, Any], name: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return a config with `value` for the field `name`, if its part is there and lacks it."""
+    first, *rest = name
+    if not rest:
+        return {first: value, **values}
+    part = values.get(first)
+    return {**values, first: _with_missing(part, rest, value)} if isinstance(part, dict) else dict(values)
+
+
+# Fields of config.json that are hashes of contents, with what a difference means. The first that differs is named.
+CONTENTS = {
+    "fingerprints.task_data": "the training files have changed",
+    "fingerprints.stores": "the token stores hold another text",
+    "fingerprints.validation": "the validation stores hold another text, and training depends on their losses",
+    "fingerprints.tokenizer": "the tokenizer is another one",
+    "fingerprints.start": "the start has other parameters",
+}
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with dotted names."""
+    fields: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            fields |= flat(value, f"{prefix}{name}.")
+        else:
+            fields[f"{prefix}{name}"] = value
+    return fields
+
+
+def shown(fields: Mapping[str, Any], name: str) -> str:
+    """Return the value of a field as JSON, or `absent`."""
+    return json.dumps(fields[name]) if name in fields else "absent"
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of the fields that differ between two flat configs, sorted."""
+    return [name for name in sorted(one.keys() | other.keys()) if not _same(one, other, name)]
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    """Return True if a field has the same value in two flat configs. 10 and 10.0 are the same number."""
+    values = (one.get(name), other.get(name))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return values[0] == values[1]
+    return shown(one, name) == shown(other, name)
+
+
+def in_words(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the differences of two flat configs, as `field: saved -> given`.
+
+    Contents that differ are named in a sentence. Fields that follow from others that differ are left out.
+    """
+    names = differing(saved, given)
+    sentences = [sentence for name, sentence in CONTENTS.items() if name in names][:1]
+    names = [name for name in names if not name.startswith("fingerprints.")]
+    derived = {"start_trained_length", "num_steps" if given.get("num_epochs") is not None else ""}
+    if given.get("learning_rates") == [given.get("optimizer.peak_lr")]:
+        derived.add("learning_rates")
+    typed = [name for name in names if name not in derived] if sentences or set(names) - derived else names
+    return sentences + [f"{name}: {shown(saved, name)} -> {shown(given, name)}" for name in typed]

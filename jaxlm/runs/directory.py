@@ -29,17 +29,14 @@ from typing import Any, TextIO
 import jax
 from etils import epath
 
-from jaxlm.atomic_write import rename_synced, write_json
-from jaxlm.bounded_read import parse_json, read_object, read_regular
-from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, RunError
-from jaxlm.host import LockHeld, cpu_cores, lock_file
+from jaxlm.files import parse_json, read_object, read_regular, rename_synced, write_json
+from jaxlm.host import LockHeld, compiler_changes, cpu_cores, lock_file, recorded
 from jaxlm.runs import text_log
-from jaxlm.runs.differences import differing, flat, in_words, shown
-from jaxlm.runs.earlier_versions import ADDED_FIELDS, ADDED_OPTIONS, upgraded
+from jaxlm.runs.config import ADDED_FIELDS, ADDED_OPTIONS, differing, flat, in_words, shown, upgraded
 from jaxlm.runs.storage import LOCK, Mirror, entries, is_url
 from jaxlm.text import Tokenizer, load_tokenizer
-from jaxlm.versions import compiler_changes, recorded
 from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)

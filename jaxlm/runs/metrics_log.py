@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxlm.atomic_write import write_file
-from jaxlm.bounded_read import open_regular, parse_json
 from jaxlm.errors import InputError, RunError
+from jaxlm.files import open_regular, parse_json, write_file
 from jaxlm.wording import counted, finite
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import jax
 from etils import epath
 
-from jaxlm.atomic_write import atomic_file
 from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
+from jaxlm.files import atomic_file
 from jaxlm.wording import byte_size
 
 LARGE = ("checkpoints", "kept")  # directories that Orbax reads and writes at the URL

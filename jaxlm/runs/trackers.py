@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.runs.config import TrackerKind as Kind
-from jaxlm.runs.differences import flat
+from jaxlm.runs.config import flat
 from jaxlm.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -37,16 +37,6 @@ class Identity(NamedTuple):
     name: str
     key: str
     config: Mapping[str, Any]
-
-
-class Service(Protocol):
-    """An open run of a tracker."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the values of a step. A step may come again after a run was resumed."""
-
-    def finish(self) -> None:
-        """Send what is left."""
 
 
 class Tracker:
@@ -203,4 +193,6 @@ class _Trackio:
         self._run.finish()
 
 
-SERVICES: Mapping[str, Callable[[Identity], Service]] = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}
+# Open runs of the trackers. `log` adds the values of a step, which may come again after a run was resumed; `finish`
+# sends what is left.
+SERVICES: Mapping[str, Callable[[Identity], Any]] = {"wandb": _Wandb, "mlflow": _MLflow, "trackio": _Trackio}

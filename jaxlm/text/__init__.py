@@ -2,8 +2,7 @@
 
 from jaxlm.text.exporting import OWN, Inputs, padding, published_files
 from jaxlm.text.piece_models import train_sentencepiece
-from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
-from jaxlm.text.saved import load_tokenizer
+from jaxlm.text.published import load_tokenizer, published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.specs import tokenizer_from_spec
 from jaxlm.text.tokenizer import ROLES, Tokenizer
 from jaxlm.text.units import bytes_tokenizer, train_characters, train_words

@@ -9,11 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jaxlm.text.gpt1 import END_OF_WORD, GPT1Tokenizer
-from jaxlm.text.library import LibraryTokenizer
+from jaxlm.text.bpe import END_OF_WORD, GPT1Tokenizer
+from jaxlm.text.library import FILE, ROLE_NAMES, LibraryTokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.text.tokenizer import Tokenizer
-from jaxlm.text.tokenizer_json import FILE, ROLE_NAMES
 
 OWN = "jaxlm_tokenizer"
 

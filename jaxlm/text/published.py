@@ -1,18 +1,199 @@
-"""The tokenizer of a published model, found by Hugging Face's file names.
+"""Tokenizers in directories: those that jaxlm saved, and published ones, found by Hugging Face's file names.
 
-A `tokenizer.json` is complete in itself. A vocabulary without one comes with settings in `tokenizer_config.json`: the
-settings that decide ids are applied, and an error names those without a counterpart here.
+A saved tokenizer is checked against its fingerprint. A `tokenizer.json` is complete in itself. A vocabulary without one
+comes with settings in `tokenizer_config.json`, added tokens and the name of a class: the settings that decide ids are
+applied, and an error names those without a counterpart here.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.text import bpe, gpt1, tokenizer_json, wordpiece
+from jaxlm.files import parse_json
+from jaxlm.text import bpe, library, piece_models, wordpiece
 from jaxlm.text.exporting import OWN, same_vocabulary
-from jaxlm.text.saved import load_tokenizer
-from jaxlm.text.settings import FILE as SETTINGS
-from jaxlm.text.settings import Settings
-from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer, read_file
+from jaxlm.text.library import read_object
+from jaxlm.text.tokenizer import DESCRIPTION, PREFIX, SPELLINGS, BackwardTokenizer, Tokenizer, read_file
+
+# The files that each kind may have. A description that names another file was not written by jaxlm.
+FILES: Mapping[str, tuple[str, ...]] = {
+    "sentencepiece": (piece_models.MODEL_FILE,),
+    "wordpiece": (wordpiece.FILE, wordpiece.CASE_FILE, wordpiece.SETTINGS_FILE),
+    "gpt1": (bpe.GPT1_VOCABULARY, bpe.GPT1_MERGES),
+    "gpt2": (bpe.GPT2_VOCABULARY, bpe.GPT2_MERGES),
+    "tokenizers": (library.FILE, library.ROLES_FILE),
+}
+
+SETTINGS = "tokenizer_config.json"
+REMEDY = "give a directory with a tokenizer.json"
+
+# Hugging Face's classes that normalize text as a kind here does; each may also have the suffix Fast.
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "gpt1": ("OpenAIGPTTokenizer",),
+    "gpt2": ("GPT2Tokenizer", "RobertaTokenizer"),
+    "wordpiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+}
+# Settings that change ids, and the one value that has a counterpart here; null means the default.
+ONLY: Mapping[str, Mapping[str, Any]] = {
+    "gpt1": {},
+    "gpt2": {"add_prefix_space": False},
+    "wordpiece": {
+        "do_basic_tokenize": True,
+        "do_word_tokenize": True,
+        "do_subword_tokenize": True,
+        "word_tokenizer_type": "basic",
+        "subword_tokenizer_type": "wordpiece",
+        "never_split": [],
+    },
+}
+# The special tokens of BERT's input by their names in the settings; other special tokens are not used.
+_ROLES = {"pad": "pad_token", "unknown": "unk_token", "mask": "mask_token", "cls": "cls_token", "sep": "sep_token"}
+
+
+def read_within(file: Path) -> bytes:
+    """Return the content of a file in its own directory; InputError for a link that leads out of it."""
+    if file.resolve().parent != file.parent.resolve():
+        raise InputError(f"{file} must be a file of its directory, got a link to {file.resolve()}; put a copy there")
+    return read_file(file)
+
+
+def load_tokenizer(directory: Path, read: Callable[[Path], bytes] = read_within) -> Tokenizer:
+    """Read the files that `Tokenizer.save` wrote. InputError if they are damaged: the fingerprint is checked.
+
+    read: returns the content of one of the files, or raises InputError.
+    """
+    directory = Path(directory)
+    saved = _description(directory / DESCRIPTION, read)
+    damaged = InputError(f"the tokenizer in {directory} is damaged: its files do not match their fingerprint")
+    files = {name: read(directory / name) for name in saved["files"]}
+    specials = saved["specials"]
+    added = sorted((role for role, i in specials.items() if i >= saved["base_size"]), key=specials.__getitem__)
+    try:
+        tokenizer = tokenizer_from_files(saved["kind"], files, str(directory)).with_specials(added)
+    except (KeyError, ValueError, TypeError) as error:
+        raise damaged from error
+    found = (tokenizer.fingerprint, tokenizer.size, dict(tokenizer.specials))
+    if found != (saved["fingerprint"], saved["size"], specials):
+        raise damaged
+    return tokenizer
+
+
+def _description(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
+    """Return the values of a description. InputError for a value of a wrong type or a file foreign to the kind."""
+    content = read(file)
+    try:
+        saved = parse_json(content)
+        kind, names, specials, _ = (saved[key] for key in ("kind", "files", "specials", "fingerprint"))
+        if not all(type(value) is int for value in (saved["size"], saved["base_size"], *specials.values())):
+            raise ValueError("sizes and ids must be integers")
+        known = FILES.get(kind.removeprefix(PREFIX), ())
+        if known and not set(names) <= set(known):
+            raise ValueError(f"files must be among {', '.join(known)}, got {', '.join(map(repr, names))}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file} is damaged or not a tokenizer's description ({error}); copy it again") from error
+    if not known:
+        raise InputError(f"{file.parent}: the tokenizer's kind must be one of {', '.join(FILES)}, got {kind!r}")
+    return saved
+
+
+def tokenizer_from_files(kind: str, files: Mapping[str, bytes], name: str) -> Tokenizer:
+    """Return the tokenizer of a kind from the content of its files. KeyError for a missing file."""
+    if kind.startswith(PREFIX):
+        return BackwardTokenizer(tokenizer_from_files(kind.removeprefix(PREFIX), files, name))
+    if kind == "sentencepiece":
+        return piece_models.SentencePieceTokenizer(files[piece_models.MODEL_FILE], name)
+    if kind == "wordpiece":
+        return wordpiece.wordpiece_from_files(files, name)
+    if kind == "gpt1":
+        return bpe.GPT1Tokenizer(files[bpe.GPT1_VOCABULARY], files[bpe.GPT1_MERGES], name)
+    if kind == "gpt2":
+        return bpe.build_gpt2(files[bpe.GPT2_VOCABULARY], files[bpe.GPT2_MERGES], name)
+    roles = parse_json(files[library.ROLES_FILE])
+    return library.build_json(files[library.FILE], roles, name)
+
+
+class Settings:
+    """The settings in a directory, empty if it is None or has no settings file.
+
+    added: content -> id of the tokens that are added to the vocabulary. ordinary: the added tokens that are not
+    special.
+    """
+
+    def __init__(self, directory: Path | None):
+        self.file = Path(SETTINGS) if directory is None else directory / SETTINGS
+        self.values: dict[str, Any] = {}
+        self.added: dict[str, int] = {}
+        self.ordinary: set[str] = set()
+        if directory is None:
+            return
+        self.values = read_object(self.file)
+        if self.values.get("tokenizer_class") is None:
+            self.values["tokenizer_class"] = read_object(directory / "config.json").get("tokenizer_class")
+        try:
+            self.added = {content: int(i) for content, i in read_object(directory / "added_tokens.json").items()}
+            for i, token in (self.values.get("added_tokens_decoder") or {}).items():
+                self.added[token["content"]] = int(i)
+                if not token.get("special"):
+                    self.ordinary.add(token["content"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{directory}: its added tokens are damaged ({error!r}); download it again") from error
+
+    def fit(self, kind: str) -> bool:
+        """Return True if the settings name no class, or one that normalizes text as `kind` does."""
+        name = self.values.get("tokenizer_class")
+        return name is None or str(name).removesuffix("Fast") in CLASSES[kind]
+
+    def check(self, kind: str) -> None:
+        """Raise InputError for a class or a setting that has no counterpart in `kind`."""
+        if not self.fit(kind):
+            raise InputError(
+                f"{self.file.parent}: tokenizer_class must be {' or '.join(CLASSES[kind])} for such a vocabulary, got "
+                f"{self.values['tokenizer_class']}, which has no counterpart here; {REMEDY}"
+            )
+        for key, only in ONLY[kind].items():
+            value = self.values.get(key)
+            if value not in (None, only):
+                raise InputError(f"{self.file}: {key} must be {only}, got {value!r}; {REMEDY}")
+
+    def truth(self, key: str) -> bool | None:
+        """Return a setting that is true or false, or None if it is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise InputError(f"{self.file}: {key} must be true or false, got {value!r}; download it again")
+        return value
+
+    def check_roles(self, tokenizer: Tokenizer) -> None:
+        """Raise InputError if the settings name another token of the vocabulary as a special token than jaxlm uses."""
+        ids = _ids(tokenizer)
+        for role, key in _ROLES.items():
+            token = self.values.get(key)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str) and token in ids and ids[token] != tokenizer.specials.get(role):
+                used = f"the {role} token of the vocabulary"
+                raise InputError(f"{self.file}: {key} must be {used}, got {token!r}; {REMEDY}")
+
+    def with_added(self, tokenizer: Tokenizer) -> Tokenizer:
+        """Return `tokenizer` with the special tokens that were added after its vocabulary.
+
+        Raises InputError for a token that is searched in texts before words are split, or has another id than here.
+        """
+        ids = _ids(tokenizer) if self.added else {}
+        for content, i in sorted(self.added.items(), key=lambda item: item[1]):
+            if ids.get(content) == i and (i in tokenizer.specials.values() or content not in self.ordinary):
+                continue
+            role = next((role for role, spellings in SPELLINGS.items() if content in spellings), None)
+            if role is None or role in tokenizer.specials or i != tokenizer.size:
+                raise InputError(
+                    f"{self.file.parent}: the added token {content!r} of id {i} has no counterpart here; {REMEDY}"
+                )
+            tokenizer = tokenizer.with_specials([role])
+        return tokenizer
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return token -> id."""
+    return {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
 
 
 def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Tokenizer | None:
@@ -29,16 +210,16 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
             return _without_case(own, case, f"{directory}/{OWN} defines the text normalization")
     vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
     of_pairs = vocabulary.is_file() and merges.is_file()
-    has_json = (directory / tokenizer_json.FILE).is_file()
+    has_json = (directory / library.FILE).is_file()
     settings = Settings(directory)
     found: Tokenizer
-    if of_pairs and gpt1.END_OF_WORD.encode() in read_file(vocabulary) and (settings.fit("gpt1") or not has_json):
+    if of_pairs and bpe.END_OF_WORD.encode() in read_file(vocabulary) and (settings.fit("gpt1") or not has_json):
         settings.check("gpt1")
-        found = gpt1.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
+        found = bpe.GPT1Tokenizer(read_file(vocabulary), read_file(merges), str(directory))
     elif has_json:
-        found = tokenizer_json.read_json(directory)
+        found = library.read_json(directory)
         found.notes = notes
-        return _without_case(found, case, f"{directory}/{tokenizer_json.FILE} defines the text normalization")
+        return _without_case(found, case, f"{directory}/{library.FILE} defines the text normalization")
     elif of_pairs:
         settings.check("gpt2")
         found = bpe.build_gpt2(read_file(vocabulary), read_file(merges), str(directory))
@@ -51,14 +232,14 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
 
 def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:
     """Return the copy of its tokenizer that jaxlm's export left in OWN, or None if files next to it were changed."""
-    own, file = directory / OWN, directory / tokenizer_json.FILE
+    own, file = directory / OWN, directory / library.FILE
     try:
         found = load_tokenizer(own, read_file)
     except InputError as error:
-        raise InputError(f"{error}; restore it, or delete {own} to read {tokenizer_json.FILE} alone") from error
+        raise InputError(f"{error}; restore it, or delete {own} to read {library.FILE} alone") from error
     if file.is_file() and same_vocabulary(found, read_file(file)):
         return found, ()
-    return None, (f"{OWN} is not used: {tokenizer_json.FILE} next to it has been changed since the export",)
+    return None, (f"{OWN} is not used: {library.FILE} next to it has been changed since the export",)
 
 
 def wordpiece_tokenizer(file: Path, case: wordpiece.Case = "auto") -> Tokenizer:

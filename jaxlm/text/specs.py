@@ -4,11 +4,9 @@ from pathlib import Path
 
 from jaxlm.errors import InputError
 from jaxlm.hub import model_directory
-from jaxlm.text import bpe, gpt1, piece_models, tokenizer_json
-from jaxlm.text.backward import BackwardTokenizer
-from jaxlm.text.published import published_tokenizer, wordpiece_tokenizer
-from jaxlm.text.saved import load_tokenizer
-from jaxlm.text.tokenizer import DESCRIPTION, Tokenizer
+from jaxlm.text import bpe, library, piece_models
+from jaxlm.text.published import load_tokenizer, published_tokenizer, wordpiece_tokenizer
+from jaxlm.text.tokenizer import DESCRIPTION, BackwardTokenizer, Tokenizer
 from jaxlm.text.units import bytes_tokenizer
 from jaxlm.text.wordpiece import Case
 from jaxlm.wording import did_you_mean
@@ -51,13 +49,13 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto for tokenizer {spec!r}, got {case}; leave --wordpiece-case out")
     if kind == "gpt1":
-        tokenizer = gpt1.GPT1Tokenizer.from_directory(path)
+        tokenizer = bpe.GPT1Tokenizer.from_directory(path)
         tokenizer.require_packages()
         return tokenizer
     if kind == "gpt2":
         return bpe.read_gpt2(path)
     if kind == "hf":
-        return tokenizer_json.read_json(path)
+        return library.read_json(path)
     if kind == "store":
         if not (path / "tokenizer" / DESCRIPTION).exists():
             raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run, it has no tokenizer")

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm.errors import InputError
-from jaxlm.text.library import LibraryTokenizer
-from jaxlm.text.tokenizer_json import build_json
+from jaxlm.text.library import LibraryTokenizer, build_json
 
 UNKNOWN = "<unk>"
 END = "<end of document>"  # with blanks, so that no word of a text is spelt like it

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from jaxlm.bounded_read import parse_json
 from jaxlm.errors import InputError
+from jaxlm.files import parse_json
 from jaxlm.text.library import LibraryTokenizer
 from jaxlm.text.piece_models import split_sentence
 from jaxlm.text.tokenizer import SPELLINGS, roles_by_spelling

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.errors import RunError, Stopped
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.runs.observer import Observer
-from jaxlm.runs.recorder import Diverged, NotFinite, Recorder
+from jaxlm.runs.recorder import Diverged, NotFinite, Observer, Recorder
 from jaxlm.training.step import TrainState
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxlm.data.config import DataConfig
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.phases import Phase, PhasedRows, phases
+from jaxlm.data.loader import Phase, PhasedRows, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS, tokenizer_spec
@@ -29,7 +29,7 @@ from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.objectives.language_model import further_losses, language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import Specials, left_to_right_language_model, masked_language_model
 from jaxlm.runs.directory import saved_config
-from jaxlm.runs.meter import Work
+from jaxlm.runs.recorder import Work
 from jaxlm.text import Tokenizer
 from jaxlm.training import start
 from jaxlm.training.config import PretrainArguments, PretrainConfig, one_duration, resolved_json

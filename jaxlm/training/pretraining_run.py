@@ -16,17 +16,15 @@ from jax.sharding import Mesh
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batches, describe_rows
-from jaxlm.data.phases import PhasedRows, phased_rows
-from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.data.loader import PhasedRows, batches, describe_rows, phased_rows
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
 from jaxlm.models.model import Model
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
-from jaxlm.runs.observer import Callback, Observer
-from jaxlm.runs.recorder import Recorder
+from jaxlm.runs.recorder import Callback, Observer, Recorder
 from jaxlm.runs.storage import check_room, is_url
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainArguments, PretrainConfig, check_batches, run_fields

@@ -22,9 +22,9 @@ from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.memory import check_program_memory
 from jaxlm.data.batch import mask_seeds
 from jaxlm.data.config import DataConfig
-from jaxlm.distributed.agreement import first_process_decides
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import abstract_replicated, batch_sharding, use_mesh
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError
 from jaxlm.models import ModelConfig, family_of
 from jaxlm.models.model import Model

@@ -16,15 +16,15 @@ import jax
 
 from jaxlm.config import from_json
 from jaxlm.data.config import DataConfig, check_order
-from jaxlm.data.phases import phases, trained_phase
+from jaxlm.data.loader import phases, trained_phase
 from jaxlm.errors import InputError
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import KINDS, check_run_path, read_published
 from jaxlm.models import DEFAULT_MODEL, FAMILIES, ModelConfig, dropout_rates, family_of
 from jaxlm.models.family import UNLIMITED
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory, saved_config, split_start
-from jaxlm.runs.earlier_versions import completed
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, kind_of_run
 

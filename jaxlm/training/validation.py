@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.phases import trained_phase
+from jaxlm.data.loader import trained_phase
 from jaxlm.data.store import Store
 from jaxlm.distributed.mesh import host_rows, to_devices
 from jaxlm.runs.recorder import Recorder

@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from jaxlm.compiler.gpus import smallest_that_holds
 from jaxlm.compiler.targets import Target
 from jaxlm.config import with_fields
-from jaxlm.data.phases import Phase, phases
+from jaxlm.data.loader import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
+from jaxlm.host import compilers
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import compile_training, micro_batch_counts, smallest_that_fits
-from jaxlm.versions import compilers
 
 STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
 

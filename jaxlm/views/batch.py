@@ -9,16 +9,14 @@ import numpy as np
 from jaxlm.data.batch import Batch, ExampleBatch, PairBatch
 from jaxlm.data.config import check_order
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at, row_origins
-from jaxlm.data.origin import RowOrigin
-from jaxlm.data.phases import phase_at, phased_rows
-from jaxlm.data.store import open_store
+from jaxlm.data.loader import batch_at, phase_at, phased_rows, row_origins
+from jaxlm.data.store import RowOrigin, open_store
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import filled
 from jaxlm.inference.loaded_run import run_config, task_data
 from jaxlm.models import family_of
+from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.runs.earlier_versions import completed
 from jaxlm.tasks import (
     FORMATS,
     Task,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import jax
 
 from jaxlm.config import to_json
-from jaxlm.data.phases import phases
+from jaxlm.data.loader import phases
 from jaxlm.models import build
-from jaxlm.runs.differences import flat, shown
+from jaxlm.runs.config import flat, shown
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import learning_rate, schedule_of
 from jaxlm.training.optimizer_config import OptimizerConfig

@@ -22,9 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from packaging.requirements import Requirement
 
 from jaxlm.data.store import open_store
-from jaxlm.distributed.agreement import of_every_process
 from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
+from jaxlm.distributed.processes import of_every_process
 from jaxlm.errors import InputError, RunError
 from jaxlm.nn.transformer import KERNELS, attend, difference_from_xla
 from jaxlm.training.config import PretrainConfig, check_batches

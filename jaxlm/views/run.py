@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.bounded_read import read_signed
 from jaxlm.config import to_json
 from jaxlm.errors import InputError
+from jaxlm.files import read_signed
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.runs.differences import CONTENTS, differing, flat, shown
+from jaxlm.runs.config import CONTENTS, differing, flat, shown
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.trees import named_leaves

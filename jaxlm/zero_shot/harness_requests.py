@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxlm.distributed.agreement import of_every_process
 from jaxlm.distributed.mesh import use_mesh
+from jaxlm.distributed.processes import of_every_process
 from jaxlm.errors import InputError, RunError
 from jaxlm.inference.decoding import CachedModel, Prompt, filled
 from jaxlm.inference.loaded_run import LoadedRun
@@ -29,7 +29,7 @@ from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.ranges import checked
 from jaxlm.text import Tokenizer
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 
 log = logging.getLogger(__name__)
 Answered = Callable[[int, Any], None]  # (index of a request, its answer), called when an answer is known

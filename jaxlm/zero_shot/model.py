@@ -16,7 +16,7 @@ from jaxlm.inference.text_stream import TextStream, collect
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer
-from jaxlm.text.backward import require_forward
+from jaxlm.text.tokenizer import require_forward
 from jaxlm.zero_shot.task import ScoredText, Text
 
 GREEDY = Sampling(temperature=0.0)

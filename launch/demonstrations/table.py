@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxlm.atomic_write import write_file, write_json
 from jaxlm.errors import InputError, run_command
+from jaxlm.files import write_file, write_json
 from jaxlm.runs.metrics_log import read_metrics
 
 RECENT = 10

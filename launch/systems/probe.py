@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 import jaxlm
-from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError, run_command
+from jaxlm.files import write_json
 from jaxlm.tasks.datasets.spans_and_tags import NER
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.kinds.tags import read_sentences

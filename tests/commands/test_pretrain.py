@@ -43,7 +43,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.runs.recorder import Recorder
 from jaxlm.text import load_tokenizer, train_sentencepiece
-from jaxlm.text.gpt1 import GPT1Tokenizer
+from jaxlm.text.bpe import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.training import pretraining_run
 from jaxlm.training import program as program_module

@@ -34,9 +34,8 @@ from toy_store import rows_per_epoch, write_store
 
 from jaxlm.config import load_config
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at
+from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.pairs import mask_slots
-from jaxlm.data.phases import phased_rows
 from jaxlm.data.store import open_store
 from jaxlm.objectives import masked_lm
 from jaxlm.runs.directory import RunDirectory

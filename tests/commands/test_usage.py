@@ -14,9 +14,8 @@ from jaxlm.data.preparation import PrepareConfig
 from jaxlm.distributed.devices import prepare_process
 from jaxlm.errors import RunError
 from jaxlm.finetuning.arguments import FinetuneArguments
-from jaxlm.flags import fields_of
+from jaxlm.flags import ELSEWHERE, fields_of
 from jaxlm.hub import reason
-from jaxlm.renamed import ELSEWHERE
 from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainConfig
 
 

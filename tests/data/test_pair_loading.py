@@ -9,8 +9,7 @@ from toy_store import rows_per_epoch
 
 from jaxlm.data.config import Packed
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at, batches, describe_rows
-from jaxlm.data.phases import phase_at, phased_rows, phases
+from jaxlm.data.loader import batch_at, batches, describe_rows, phase_at, phased_rows, phases
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
 

@@ -24,10 +24,10 @@ from pair_store import (
 from scipy import stats
 from toy_store import rows_per_epoch, write_store
 
-from jaxlm.data.chunks import ChunkOptions, ChunkPlan, sentence_starts, short_targets
-from jaxlm.data.draws import Draws
+from jaxlm.data.batch import Draws
 from jaxlm.data.loader import batch_at, batches
 from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
+from jaxlm.data.segments import ChunkOptions, ChunkPlan, sentence_starts, short_targets
 
 DOCUMENTS = random_documents(60)
 ALL = [(length, chunks, per_row) for length in (24, 64) for chunks in ("filled", "whole") for per_row in (0, 1, 2)]
@@ -109,13 +109,13 @@ def test_a_plan_does_not_depend_on_stretches_and_blocks(store, monkeypatch):
     """Long documents are cut side by side; with stretches longer than any document, blocks alone change nothing."""
     options = chunk_options(PAIRS, 32)
     whole = ChunkPlan(store, store.sections[0], options)
-    monkeypatch.setattr("jaxlm.data.chunks._BLOCK_DOCUMENTS", 7)
-    monkeypatch.setattr("jaxlm.data.chunks._BLOCK_TOKENS", 500)
+    monkeypatch.setattr("jaxlm.data.segments._BLOCK_DOCUMENTS", 7)
+    monkeypatch.setattr("jaxlm.data.segments._BLOCK_TOKENS", 500)
     blocks = ChunkPlan(store, store.sections[0], options)
     np.testing.assert_array_equal(whole.starts, blocks.starts)
     np.testing.assert_array_equal(whole.tokens, blocks.tokens)
     assert (whole.rows, whole.short, whole.alone) == (blocks.rows, blocks.short, blocks.alone)
-    monkeypatch.setattr("jaxlm.data.chunks.SPAN", 60)
+    monkeypatch.setattr("jaxlm.data.segments.SPAN", 60)
     cut = ChunkPlan(store, store.sections[0], options)
     assert cut.lost + cut.tokens.sum() == store.num_tokens and len(cut.starts) > len(whole.starts)
 

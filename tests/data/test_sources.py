@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from jaxlm.data import files
+from jaxlm.data import sources
 from jaxlm.data.sources import Slice, Unit, list_units, parse_source, read_unit
 from jaxlm.errors import InputError
 
@@ -57,10 +57,10 @@ def test_line_slices_share_no_document_and_lose_none(tmp_path, monkeypatch):
                 expected.append("\n".join(block))
                 block = []
         cuts = sorted(rng.sample(range(1, max(2, len(content))), min(rng.randrange(4), max(1, len(content) - 1))))
-        monkeypatch.setattr(files, "_FRAGMENT", rng.choice([1, 7, 1 << 20]))
+        monkeypatch.setattr(sources, "_FRAGMENT", rng.choice([1, 7, 1 << 20]))
         found = []
         for begin, end in zip([0, *cuts], [*cuts, None], strict=True):
-            found += joined(files.read_lines(path, begin, end))
+            found += joined(sources.read_lines(path, begin, end))
         assert found == expected, (round_number, content, cuts)
 
 
@@ -72,7 +72,7 @@ def test_jsonl_slices_share_no_record_and_lose_none(tmp_path):
     for step in (1, 3, 17, 100, size - 1, size, size + 5):
         found = []
         for begin in range(0, size, step):
-            found += files.read_jsonl(str(tmp_path / "f.jsonl"), "text", begin, begin + step)
+            found += sources.read_jsonl(str(tmp_path / "f.jsonl"), "text", begin, begin + step)
         assert found == texts, step
 
 
@@ -107,7 +107,7 @@ def test_a_file_is_a_document_as_it_is(tmp_path, monkeypatch):
     (tmp_path / "b.txt").write_text("")
     (tmp_path / "c.txt").write_text(" \n\t\n" * 50)
     for fragment in (3, 64, 1 << 20):
-        monkeypatch.setattr(files, "_FRAGMENT", fragment)
+        monkeypatch.setattr(sources, "_FRAGMENT", fragment)
         assert read_all(f"text:{tmp_path}/*.txt") == [text.removeprefix("\ufeff")]
 
 
@@ -134,7 +134,7 @@ def test_bytes_that_are_not_utf8(tmp_path, kind, errors, monkeypatch):
     path.write_bytes(head + bad)
     offset = (head + bad).index(b"\xe9 ")
     for fragment in (3, 1 << 20):
-        monkeypatch.setattr(files, "_FRAGMENT", fragment)
+        monkeypatch.setattr(sources, "_FRAGMENT", fragment)
         if errors == "replace":
             assert "caf\ufffd noir" in read_all(f"{kind}:{path}", errors=errors)[-1]
             continue

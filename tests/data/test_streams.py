@@ -9,8 +9,7 @@ from numbers_store import END, numbers_store
 
 from jaxlm.data.config import Streams, Windows, check_order
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at, batches, describe_rows, row_origins
-from jaxlm.data.phases import phased_rows, phases
+from jaxlm.data.loader import batch_at, batches, describe_rows, phased_rows, phases, row_origins
 from jaxlm.data.streams import StreamRows
 from jaxlm.errors import InputError
 

@@ -6,8 +6,7 @@ from numbers_store import numbers_store
 
 from jaxlm.data.config import LONGER, Streams
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows
+from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.streams import StreamRows, VariedWindows
 
 

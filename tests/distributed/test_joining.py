@@ -106,7 +106,7 @@ def test_a_process_of_slurm_has_all_gpus_of_its_machine():
 def test_hosts_with_other_versions_are_refused():
     """Fails when processes whose programs differ begin to train: each would wait for the other's collectives."""
     address, versions = f"localhost:{free_port()}", ({"jax": "0.11.2", "jaxlib": "0.11.2"}, {"jax": "0.11.2"})
-    other = "import jaxlm.versions; jaxlm.versions.installed = lambda packages: {}\n"
+    other = "import jaxlm.host; jaxlm.host.installed = lambda packages: {}\n"
     started = [
         start(without=[], flags=[address, 2, k], program=other.format(found) + PROGRAM, JAX_PLATFORMS="cpu")
         for k, found in enumerate(versions)

@@ -20,12 +20,13 @@ from jaxlm.distributed.mesh import (
     RULES,
     MeshConfig,
     batch_sharding,
+    constrain,
     host_rows,
     make_mesh,
+    partition_spec,
     to_devices,
     use_mesh,
 )
-from jaxlm.distributed.partition import constrain, partition_spec
 from jaxlm.errors import InputError
 from jaxlm.models import build
 from jaxlm.nn.config import Execution

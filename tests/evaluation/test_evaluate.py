@@ -28,7 +28,7 @@ from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled
 from jaxlm.tasks.input_formats import arrange
 from jaxlm.text import train_sentencepiece
-from jaxlm.text.gpt1 import GPT1Tokenizer
+from jaxlm.text.bpe import GPT1Tokenizer
 from jaxlm.text.piece_models import SentencePieceTokenizer
 from jaxlm.training.program import CompiledStep
 

@@ -16,10 +16,9 @@ from sklearn.metrics import accuracy_score
 from toy_encoder import lines, make_files, softmax, write_lines
 
 from jaxlm import evaluate, generate
-from jaxlm.atomic_write import write_json
-from jaxlm.bounded_read import read_signed
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
+from jaxlm.files import read_signed, write_json
 from jaxlm.inference import masked_lm_scoring
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, masked_lm_scores, masked_text

@@ -23,9 +23,8 @@ from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import CustomConfig
 from jaxlm.tasks.input_formats import ROLES, arrange, arrange_segments
 from jaxlm.text import OWN, Tokenizer, published_files, tokenizer_from_spec, train_sentencepiece
-from jaxlm.text.bpe import build_gpt2
-from jaxlm.text.gpt1 import GPT1Tokenizer
-from jaxlm.text.tokenizer_json import build_json
+from jaxlm.text.bpe import GPT1Tokenizer, build_gpt2
+from jaxlm.text.library import build_json
 from jaxlm.text.wordpiece import build_wordpiece
 
 SIZES = GPTConfig(num_positions=48, num_layers=1, width=16, num_heads=2, feed_forward_width=64, init_std=0.3)

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from stand_in_hub import environment, stand_in_hub
 from toy_runs import checksums
 
-from jaxlm.atomic_write import write_json
+from jaxlm.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

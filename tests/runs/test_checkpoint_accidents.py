@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import pytest
 from xla_flags import xla_flags
 
-from jaxlm.distributed import agreement
+from jaxlm.distributed import processes as together
 from jaxlm.errors import RunError
 from jaxlm.runs.checkpoints import Checkpoints
 
@@ -81,9 +81,9 @@ import numpy as np
 from pathlib import Path
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxlm.runs.checkpoints import Checkpoints
-from jaxlm.runs.checksums import leaf_checksums
+from jaxlm.runs.trees import leaf_checksums
 from jaxlm.errors import InputError
-from jaxlm.distributed.agreement import first_process_decides
+from jaxlm.distributed.processes import first_process_decides
 from jaxlm.runs.directory import RunDirectory
 
 mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
@@ -246,12 +246,12 @@ def test_steps_are_those_of_process_0(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, read_only=True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(agreement, "_broadcast", lambda own: {"value": [4, 8]})
+    monkeypatch.setattr(together, "_broadcast", lambda own: {"value": [4, 8]})
     assert (checkpoints.steps(), checkpoints.agreed_steps()) == ([], [4, 8])
 
 
 @pytest.mark.parametrize("package", ["training", "finetuning"])
 def test_training_decides_by_agreed_steps(package):
     """Fails if a decision that all processes take is taken by each for itself."""
-    for path in sorted((Path(agreement.__file__).parents[1] / package).glob("*.py")):
+    for path in sorted((Path(together.__file__).parents[1] / package).glob("*.py")):
         assert not re.search(r"\.steps\(\)", path.read_text()), path

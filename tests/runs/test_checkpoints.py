@@ -24,8 +24,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxlm.errors import InputError, RunError
 from jaxlm.runs import checkpoints as checkpoints_module
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint, _hash
-from jaxlm.runs.checksums import leaf_checksums
-from jaxlm.runs.trees import named_leaves
+from jaxlm.runs.trees import leaf_checksums, named_leaves
 
 CONFIG = {"model": {"kind": "gpt", "width": 32}, "optimizer": {"peak_lr": 6.25e-5}}
 

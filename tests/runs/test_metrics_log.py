@@ -10,8 +10,8 @@ import pytest
 
 from jaxlm.errors import RunError
 from jaxlm.progress import LiveLine, Progress, duration
-from jaxlm.runs.meter import Meter, even_work
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
+from jaxlm.runs.recorder import Meter, even_work
 
 
 def steps(directory) -> list[int]:

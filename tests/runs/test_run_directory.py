@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxlm.atomic_write import write_json
 from jaxlm.data.plan import locked
 from jaxlm.errors import InputError
+from jaxlm.files import write_json
 from jaxlm.runs import directory
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece

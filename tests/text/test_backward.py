@@ -9,7 +9,7 @@ from toy_runs import assert_one_line, finetune_arguments, make_task, run_here, s
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
 from jaxlm.text import load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_words
-from jaxlm.text.backward import BackwardTokenizer
+from jaxlm.text.tokenizer import BackwardTokenizer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxlm.errors import InputError
 from jaxlm.text import load_tokenizer, tokenizer_from_spec
-from jaxlm.text.gpt1 import GPT1Tokenizer, standard_text
+from jaxlm.text.bpe import GPT1Tokenizer, standard_text
 
 TEXT = (
     "It was a dark and stormy night; the rain fell in torrents — except at occasional intervals…\n\n"
@@ -230,7 +230,7 @@ def test_gpt1_blocks_of_lines_change_nothing(vocabularies, monkeypatch):
     text = "\n".join(f"Line {k}: it's o.k. :-) at 8am," for k in range(50))
     whole = tokenizer.encode(text)
     for size in (10, 57, 300):
-        monkeypatch.setattr("jaxlm.text.gpt1._BLOCK", size)
+        monkeypatch.setattr("jaxlm.text.bpe._BLOCK", size)
         assert tokenizer.encode(text) == whole
 
 

@@ -10,7 +10,7 @@ from toy_store import write_store
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.text import bytes_tokenizer, train_words
-from jaxlm.text.backward import BackwardTokenizer
+from jaxlm.text.tokenizer import BackwardTokenizer
 from jaxlm.training.initialization import NEW, matched_rows
 
 pytestmark = pytest.mark.usefixtures("two_devices")

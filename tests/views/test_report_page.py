@@ -10,8 +10,8 @@ import pytest
 from report_page import Page, html_of
 from report_runs import START, finetuned, pretrained, write_lines, zero_shot
 
-from jaxlm.atomic_write import write_json
 from jaxlm.errors import InputError
+from jaxlm.files import write_json
 from jaxlm.views.report.page import LIBRARY, note_html, packaged
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'\u2028]]>"

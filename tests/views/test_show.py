@@ -11,8 +11,7 @@ from toy_store import write_store
 from jaxlm import show
 from jaxlm.data.config import SentencePairs
 from jaxlm.data.layouts.layout import Reading
-from jaxlm.data.loader import batch_at
-from jaxlm.data.phases import phased_rows
+from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
 from jaxlm.evaluation.fine_tuned import parts_of

@@ -14,9 +14,8 @@ from jaxlm.ranges import Range
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxlm.data.origin import PairOrigin, RowOrigin
     from jaxlm.data.rows import TrainingRows
-    from jaxlm.data.store import Section, Store
+    from jaxlm.data.store import PairOrigin, RowOrigin, Section, Store
     from jaxlm.data.validation_rows import ValidationRows
 
 FLAG = tyro.conf.arg(
@@ -164,7 +163,7 @@ class IndependentRows(Layout, ABC):
 
     def steps_of_passes(self, reading: Reading, num_epochs: float) -> int:
         """Return the number of steps of num_epochs passes over the stores, summed over the phases."""
-        from jaxlm.data.phases import phases
+        from jaxlm.data.loader import phases
 
         passes = 0.0  # per step
         for phase in phases(self, length=reading.length, num_steps=1_000_000):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 
 from jaxlm.data.layouts.layout import FLAG, IndependentRows
-from jaxlm.data.origin import RowOrigin
 from jaxlm.data.packing import PackingPlan
+from jaxlm.data.store import RowOrigin
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import Batch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from jaxlm.data.layouts.layout import FLAG, IndependentRows, Reading
-from jaxlm.data.origin import RowOrigin
+from jaxlm.data.store import RowOrigin
 from jaxlm.data.validation_rows import ValidationRows
 
 if TYPE_CHECKING:

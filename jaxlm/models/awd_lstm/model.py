@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxlm.distributed.partition import constrain, with_axes
+from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution

@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.partition import constrain, with_axes
+from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.config import Execution

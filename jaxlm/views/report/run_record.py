@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxlm.bounded_read import open_regular, parse_json, read_object, read_regular
 from jaxlm.errors import InputError, one_line
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
+from jaxlm.files import open_regular, parse_json, read_object, read_regular
 from jaxlm.inference.loaded_run import run_config, saved_task, split_run
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics

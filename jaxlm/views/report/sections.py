@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxlm.runs.differences import CONTENTS, flat
+from jaxlm.runs.config import CONTENTS, flat
 from jaxlm.views.report.charts import EXACT, Chart, Entry, Line
 from jaxlm.views.report.run_record import Figures, Record
 from jaxlm.views.report.tables import ABSENT, Cell, Row, Table, escaped, number, swatch, table_html, whole
