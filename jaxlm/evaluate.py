@@ -36,7 +36,7 @@ EVALUATIONS: dict[str, tuple[type, str, str]] = {
     "score": (Scoring, "jaxlm.evaluation.score", "evaluate_score"),
     "features": (FeaturesOf, "jaxlm.evaluation.features", "evaluate_features"),
     "ensemble": (Ensemble, "jaxlm.evaluation.fine_tuned", "evaluate_ensemble"),
-    "activations": (Activations, "jaxlm.inference.activations", "evaluate_activations"),
+    "activations": (Activations, "jaxlm.inference.token_outputs", "evaluate_activations"),
     "zero-shot": (ZeroShot, "jaxlm.evaluation.zero_shot", "evaluate_zero_shot"),
     "zero-shot-curve": (ZeroShotCurve, "jaxlm.evaluation.zero_shot_curve", "zero_shot_curve"),
     "harness": (Harness, "jaxlm.evaluation.harness", "evaluate_harness"),

@@ -19,8 +19,8 @@ from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, output_file, say, shows_progress, values_json
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
-from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.text_scoring import check_masked_lm
 from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED
 from jaxlm.reading.lines import Lines

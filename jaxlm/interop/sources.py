@@ -6,12 +6,13 @@ from typing import Any
 from jaxlm.bounded_read import read_object
 from jaxlm.errors import InputError
 from jaxlm.hub import NAME, model_directory
-from jaxlm.interop import google, huggingface, openai
+from jaxlm.interop import huggingface
 from jaxlm.interop.published import Published
+from jaxlm.interop.releases import read_google, read_openai
 from jaxlm.text import Case
 from jaxlm.wording import similar_directory
 
-_READERS = {"hf:": huggingface.read, "openai:": openai.read, "google:": google.read}
+_READERS = {"hf:": huggingface.read, "openai:": read_openai, "google:": read_google}
 KINDS = tuple(_READERS)
 _FILES = {"openai:": ("hparams.json", "params_shapes.json"), "google:": ("bert_config.json",)}
 

@@ -27,7 +27,7 @@ from jaxlm.tasks import (
 )
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, filled
-from jaxlm.views.text import ends, indented, truncated
+from jaxlm.views.data import ends, indented, truncated
 
 
 def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt, for_inference
-from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.inference.generation import TextStream, collect
 from jaxlm.inference.scoring import Scored
-from jaxlm.inference.text_stream import TextStream, collect
+from jaxlm.inference.strategies import Sampler, Sampling
 from jaxlm.progress import Progress
 from jaxlm.reading.lines import Lines
 

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import prefix_token
-from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
+from jaxlm.inference.text_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer

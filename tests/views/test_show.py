@@ -20,8 +20,8 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig
 from jaxlm.text import train_sentencepiece
 from jaxlm.views.batch import run_batch_lines
+from jaxlm.views.data import ends
 from jaxlm.views.run import run_lines
-from jaxlm.views.text import ends
 
 
 @pytest.fixture(scope="module")
