@@ -28,7 +28,7 @@ from jaxlm.data.text_store import store_of_text
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache
-from jaxlm.evaluation.command import batch_size_for, length_for, opened, progress_of, say, write_values
+from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_file, progress_of, say, values_json
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import language_model, reset_carry
@@ -157,7 +157,8 @@ def perplexity_of(
     found |= {"stride": arguments.stride} if arguments.stride is not None else {}
     found |= {"loss_by_position": losses_by_position(sums, length)} if arguments.by_position else {}
     found |= ({"cache": to_json(arguments.cache) | mixed} if arguments.cache.window else {}) | values
-    write_values(arguments.output, found)
+    with output_file(arguments.output) as file:
+        file.write(values_json(found) + "\n")
     return found
 
 
