@@ -11,7 +11,7 @@ import tyro
 
 from jaxlm.config import command_line
 from jaxlm.errors import run_command
-from jaxlm.interop.arguments import ExportArguments, ImportArguments
+from jaxlm.inference.arguments import ExportArguments, ImportArguments
 
 Command = (
     Annotated[ImportArguments, tyro.conf.subcommand("import")]

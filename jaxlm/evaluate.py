@@ -8,7 +8,6 @@ without fine-tuning, with one JSON object per value. harness: tasks of the lm-ev
 standard output; its last line is one JSON object with the values (nan and infinities as strings).
 """
 
-import importlib
 import sys
 from typing import Annotated, Any, Union
 
@@ -16,31 +15,8 @@ import tyro
 
 from jaxlm.config import command_line
 from jaxlm.errors import run_command
-from jaxlm.evaluation.arguments import (
-    Ensemble,
-    FeaturesOf,
-    Harness,
-    OnTask,
-    Perplexity,
-    Scoring,
-    ZeroShot,
-    ZeroShotCurve,
-    harness_command_line,
-)
-from jaxlm.inference.arguments import Activations
+from jaxlm.evaluation.arguments import EVALUATIONS, harness_command_line
 
-# The arguments of each subcommand, and the module and the function that evaluate them.
-EVALUATIONS: dict[str, tuple[type, str, str]] = {
-    "perplexity": (Perplexity, "jaxlm.evaluation.perplexity", "evaluate_perplexity"),
-    "task": (OnTask, "jaxlm.evaluation.fine_tuned", "evaluate_task"),
-    "score": (Scoring, "jaxlm.evaluation.score", "evaluate_score"),
-    "features": (FeaturesOf, "jaxlm.evaluation.features", "evaluate_features"),
-    "ensemble": (Ensemble, "jaxlm.evaluation.fine_tuned", "evaluate_ensemble"),
-    "activations": (Activations, "jaxlm.inference.activations", "evaluate_activations"),
-    "zero-shot": (ZeroShot, "jaxlm.evaluation.zero_shot", "evaluate_zero_shot"),
-    "zero-shot-curve": (ZeroShotCurve, "jaxlm.evaluation.zero_shot_curve", "zero_shot_curve"),
-    "harness": (Harness, "jaxlm.evaluation.harness", "evaluate_harness"),
-}
 Command: Any = Union[  # noqa: UP007
     tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _, _) in EVALUATIONS.items())
 ]
@@ -61,15 +37,13 @@ def evaluate(arguments: Any) -> None:
     from jaxlm.distributed.devices import prepare_process
     from jaxlm.distributed.processes import start_processes
     from jaxlm.distributed.watchdog import watching
-    from jaxlm.evaluation.command import explained_memory, say, values_json
+    from jaxlm.evaluation.command import evaluation, say, values_json
 
-    module, function = next(place for kind, *place in EVALUATIONS.values() if kind is type(arguments))
     start_processes(arguments.distributed, saves=False)
     with watching():
         prepare_process()
-        with explained_memory():
-            values = getattr(importlib.import_module(module), function)(arguments)
-        if values is not None:
+        values = evaluation(arguments)
+        if isinstance(values, dict):  # zero-shot has written a line per value
             say(values_json(values))
 
 

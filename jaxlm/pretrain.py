@@ -26,7 +26,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     from jaxlm.distributed.processes import StopSignal, start_processes
     from jaxlm.distributed.watchdog import watching
     from jaxlm.evaluation import zero_shot
-    from jaxlm.inference import training_samples
+    from jaxlm.inference import generation
     from jaxlm.progress import STANDARD
     from jaxlm.runs.recorder import Observer
     from jaxlm.runs.trackers import tracking
@@ -37,7 +37,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
     known = arguments.settings.model if arguments.start is None else None
     evaluations = [
         *zero_shot.during_pretraining(arguments.zero_shot, arguments.zero_shot_every),
-        *training_samples.during_pretraining(arguments.sample_prompt, arguments.sample_every, known),
+        *generation.during_pretraining(arguments.sample_prompt, arguments.sample_every, known),
     ]
     with tracking(arguments.tracker, arguments.run) as listeners, watching():
         prepare_process()
@@ -52,7 +52,7 @@ def pretrain(arguments: PretrainArguments, given: set[str]) -> None:
             given=given,
             observer=Observer(signals=StopSignal(), output=STANDARD, listeners=listeners),
             evaluations=evaluations,
-            checks=[partial(training_samples.check_prompts, arguments.sample_prompt, arguments.sample_every)],
+            checks=[partial(generation.check_prompts, arguments.sample_prompt, arguments.sample_every)],
         )
 
 

@@ -13,8 +13,8 @@ from jaxlm.data.sources import read_jsonl
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
 from jaxlm.files import open_regular, parse_json, read_regular
-from jaxlm.inference.activations import read_ids
 from jaxlm.inference.loaded_run import saved_task
+from jaxlm.inference.token_outputs import read_ids
 from jaxlm.interop.files import read_object
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.directory import RunDirectory

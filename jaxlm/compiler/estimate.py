@@ -72,7 +72,7 @@ class Kernel:
 class CostlyOperation:
     """An operation: its line in the report, its runs per step, the milliseconds of all runs, and its origin.
 
-    bound: the milliseconds by FLOPs and bytes alone. source: its name in the program. line: `jaxlm/nn/linear.py:120`.
+    bound: the milliseconds by FLOPs and bytes alone. source: its name in the program. line: `jaxlm/nn/layers.py:120`.
     """
 
     name: str

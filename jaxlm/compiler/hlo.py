@@ -146,7 +146,7 @@ class Module:
         return {id(operation): home for home in self.computations.values() for operation in home.operations}
 
     def source_line(self, operation: Operation) -> str:
-        """Return the line of this package that an operation comes from, `jaxlm/nn/attention.py:41`, or nothing."""
+        """Return the line of this package that an operation comes from, `jaxlm/nn/transformer.py:41`, or nothing."""
         found = _FRAME.search(operation.rest)
         return self.frames.get(int(found.group(1)), "") if found else ""
 

@@ -12,7 +12,7 @@ from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError, name_as_flags
 from jaxlm.flags import fields_of
-from jaxlm.inference.arguments import Pooling, Weights
+from jaxlm.inference.arguments import Activations, Pooling, Weights
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Range, Seed, checked
 from jaxlm.reading.lines import Errors
 from jaxlm.tasks.custom import CustomConfig
@@ -292,6 +292,20 @@ class Harness:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     of_lm_eval: tyro.conf.Suppress[tuple[str, ...]] = ()
     """The flags of lm_eval."""
+
+
+# The arguments of each subcommand, and the module and the function that evaluate them.
+EVALUATIONS: dict[str, tuple[type, str, str]] = {
+    "perplexity": (Perplexity, "jaxlm.evaluation.perplexity", "evaluate_perplexity"),
+    "task": (OnTask, "jaxlm.evaluation.fine_tuned", "evaluate_task"),
+    "score": (Scoring, "jaxlm.evaluation.score", "evaluate_score"),
+    "features": (FeaturesOf, "jaxlm.evaluation.features", "evaluate_features"),
+    "ensemble": (Ensemble, "jaxlm.evaluation.fine_tuned", "evaluate_ensemble"),
+    "activations": (Activations, "jaxlm.inference.token_outputs", "evaluate_activations"),
+    "zero-shot": (ZeroShot, "jaxlm.evaluation.zero_shot", "evaluate_zero_shot"),
+    "zero-shot-curve": (ZeroShotCurve, "jaxlm.views.curves", "zero_shot_curve"),
+    "harness": (Harness, "jaxlm.evaluation.harness", "evaluate_harness"),
+}
 
 
 def harness_command_line(argv: Sequence[str]) -> Harness:

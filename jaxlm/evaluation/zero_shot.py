@@ -19,8 +19,8 @@ from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, output_file, say, shows_progress, values_json
 from jaxlm.files import atomic_output, check_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
-from jaxlm.inference.masked_lm_scoring import check_masked_lm
 from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.text_scoring import check_masked_lm
 from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED
 from jaxlm.reading.lines import Lines
@@ -42,13 +42,11 @@ FIELDS = ("run", "step", "task", "path", "protocol", "metric", "value", "stderr"
 RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretraining
 
 
-def evaluate_zero_shot(arguments: ZeroShot) -> None:
-    """Write a line of JSON per value to the output or to standard output, and a table to standard error."""
-    zero_shot_values(arguments)
+def evaluate_zero_shot(arguments: ZeroShot) -> list[dict[str, Any]]:
+    """Return a dictionary per value; for checkpoints those of the whole output.
 
-
-def zero_shot_values(arguments: ZeroShot) -> list[dict[str, Any]]:
-    """Do the same, and return a dictionary per value; for checkpoints those of the whole output."""
+    They are lines of JSON of the output or of standard output, with a table on standard error.
+    """
     if not arguments.task:
         raise InputError("--task must be given, got none; write for example --task lambada:lambada_test.jsonl")
     tasks = parse_tasks(arguments.task)

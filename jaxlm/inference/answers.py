@@ -17,8 +17,7 @@ from jaxlm.files import check_output, open_regular, parse_json, read_object, wri
 from jaxlm.inference.arguments import GenerateArguments
 from jaxlm.inference.generation import Generator, Sample
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.masked_lm_scoring import candidates_text, check_masked_lm
-from jaxlm.inference.text_scorer import fill_masks, masked_texts
+from jaxlm.inference.text_scoring import candidates_text, check_masked_lm, fill_masks, masked_texts
 from jaxlm.progress import Progress
 from jaxlm.reading.lines import Lines
 from jaxlm.reading.rows import json_objects

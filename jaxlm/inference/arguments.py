@@ -1,4 +1,4 @@
-"""Arguments of prediction, generation and activations. This module does not import JAX."""
+"""Arguments of prediction, generation, activations and conversion. This module does not import JAX."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.ranges import Count, Natural, Range, Seed, checked
 from jaxlm.reading.rows import TextFormat
 from jaxlm.tasks.custom import CustomConfig
+from jaxlm.text import Case
 
 Pooling = Literal["mean", "first", "last"]
 Weights = Literal["average", "raw"]
@@ -149,3 +150,46 @@ class GenerateArguments:
     """Number of candidates per blank, for an encoder."""
     output: Path | None = None
     """JSONL file for the samples. With --prompts nothing is printed, and a rerun of the command resumes the file."""
+
+
+@dataclass(frozen=True)
+class ImportArguments:
+    """Create a run directory from a published model."""
+
+    source: tyro.conf.Positional[str]
+    """Directory of the model's files, hf:PATH, openai:PATH or google:PATH; or hf:NAME, from the Hugging Face Hub."""
+    run: str
+    """Run directory to create, local or gs://BUCKET/RUN."""
+    verify: bool = False
+    """Compare each layer's output with transformers' own, or with the reference output next to the files."""
+    unanswerable: bool = False
+    """Allow questions without an answer, as in SQuAD 2.0. For models that answer questions."""
+    custom: CustomConfig = CustomConfig()
+    """Columns of a fine-tuned model's rows, for predict and evaluate. Default: one column `text` or `sentence`."""
+    wordpiece_case: Case = "auto"
+    """Case of text for a WordPiece vocabulary. cased: upper case and accents are kept. uncased: neither is kept.
+    auto: from its tokenizer_config.json, else guessed from the vocabulary."""
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Write a run as a model directory of Hugging Face."""
+
+    run: tyro.conf.Positional[str]
+    """A run: RUN or RUN@STEP."""
+    to: str
+    """hf:PATH, a directory that does not exist yet."""
+    weights: Literal["average", "raw"] = "average"
+    """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
+    verify: bool = False
+    """Compare each layer's output with transformers' own."""
+    push: str | None = None
+    """Upload the directory to the Hugging Face Hub as NAME or OWNER/NAME, after hf auth login."""
+    private: bool = False
+    """Create the model of --push as a private one."""
+    license: str | None = None
+    """Licence for the model card, as the Hub spells it: mit, apache-2.0, …. Default: not stated."""
+    language: tuple[str, ...] = ()
+    """Languages of the text, for the model card: en, de, …."""
+    datasets: tuple[str, ...] = ()
+    """Data sets that the model was trained on, for the model card, by their names on the Hub."""

@@ -14,11 +14,11 @@ from jaxlm.config import of_call, to_json, with_fields
 from jaxlm.errors import InputError, names_arguments
 from jaxlm.files import write_json
 from jaxlm.hub import check_push, model_directory, push
-from jaxlm.inference.activations import IdRows, activations
+from jaxlm.inference.arguments import ExportArguments, ImportArguments
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
-from jaxlm.interop.arguments import ExportArguments, ImportArguments
+from jaxlm.inference.token_outputs import IdRows, activations
 from jaxlm.interop.cards import About, model_card
-from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.published import Published
 from jaxlm.interop.sources import read_published
 from jaxlm.interop.verify import transformers_installed, verify

@@ -4,7 +4,7 @@ Prompts are padded to a bucket of lengths and run once, as rows of one batch. Th
 sample or beam, and a step of fixed shape, compiled once, adds one token to each row. Padding has no effect: its keys
 are at positions after the decoded one, which are masked, and are overwritten when decoding reaches them.
 
-`CachedModel` holds the parts that `jaxlm.inference.sampling` and `jaxlm.inference.beam_search` have in common.
+`CachedModel` holds the parts that the strategies of `jaxlm.inference.strategies` have in common.
 """
 
 from collections.abc import Sequence

@@ -1,31 +1,127 @@
-"""Continuations of texts with a trained language model: one path for the command and for Python.
+"""Continuations of texts with a trained language model: one path for the command, for Python and for pretraining.
 
 `generate(run, prompts, settings)` yields the samples of each prompt, in order. Prompts are run in batches; neither the
 batch nor the number of samples changes a sample beyond rounding. A `Generator` keeps the compiled programs for further
-prompts.
+prompts. A `TextStream` decodes ids that arrive one by one: whole characters only, up to a stop string.
+`during_pretraining` gives the samples of `--sample-every` and `--sample-prompt`.
 """
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxlm.distributed.mesh import use_mesh
+import jax
+import numpy as np
+
+from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
-from jaxlm.inference.beam_search import BeamSearch
 from jaxlm.inference.decoding import CachedModel, Prompt, filled, for_inference, length_bucket
-from jaxlm.inference.loaded_run import LoadedRun
+from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer
-from jaxlm.inference.text_stream import TextStream, collect
+from jaxlm.inference.strategies import ENDED, BeamSearch, Sampler
+from jaxlm.models import ModelConfig, build
+from jaxlm.text import Tokenizer
 from jaxlm.text.tokenizer import require_forward
+from jaxlm.training.loop import ScheduledEvaluation
+from jaxlm.training.pretraining import Plan
+from jaxlm.training.pretraining_run import TrainingContext
+from jaxlm.training.start import trained_length
+from jaxlm.training.step import TrainState
 
+_PARTIAL_CHARACTERS = 3  # bytes of an incomplete UTF-8 character, each of which may decode to one U+FFFD
 log = logging.getLogger(__name__)
-
 DEFAULT_LENGTH = 100
+
+
+class TextStream:
+    """Decoder of ids that arrive one by one into text; text already returned never changes.
+
+    A character whose bytes have not all arrived is held back, and so is the beginning of a stop string. The ids are
+    decoded together with the prompt, as some tokenizers write the blank between two tokens only if both are present.
+
+    given: the text so far, prompt included. stopped: the stop string after the prompt that completed first, if any; the
+    text ends before it, wherever the borders of the tokens are. Of two that complete at once, it is the longer one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.ids = list(prompt)
+        self.stop = tuple(stop)
+        self.given = ""
+        self.stopped: str | None = None
+        self._start = len(tokenizer.decode(self.ids))
+
+    @property
+    def generated(self) -> str:
+        """The text so far, without the prompt."""
+        return self.given[self._start :]
+
+    def push(self, *ids: int) -> str:
+        """Add ids; return the new text that further ids cannot change. Ids after a stop string have no effect."""
+        if self.stopped is not None:
+            return ""
+        self.ids.extend(ids)
+        text = self.tokenizer.decode(self.ids)
+        end = self._end(text, len(text) - _unfinished(text))
+        return self._give(text, end if self.stopped is not None else end - _held(text[self._start : end], self.stop))
+
+    def finish(self) -> str:
+        """Return the rest of the text, with incomplete characters as U+FFFD."""
+        if self.stopped is not None:
+            return ""
+        text = self.tokenizer.decode(self.ids)
+        return self._give(text, self._end(text, len(text)))
+
+    def _end(self, text: str, end: int) -> int:
+        """Return the first index, up to `end`, that is not part of the output, and keep the stop string there."""
+        found = first_stop(text[self._start : end], self.stop)
+        if found is None:
+            return end
+        at, self.stopped = found
+        return self._start + at
+
+    def _give(self, text: str, end: int) -> str:
+        if end <= len(self.given) or not text.startswith(self.given):
+            return ""
+        fresh, self.given = text[len(self.given) : end], text[:end]
+        return fresh
+
+
+def collect(
+    streams: Sequence[TextStream], steps: Iterable[np.ndarray], on_text: Callable[[str], None] | None = None
+) -> None:
+    """Add the new ids of each step to streams until all are complete, and finish the streams.
+
+    steps: of a `Sampler`, ids (prompts, samples), which may have further rows at the end; they are not read further
+    than needed. on_text: called with each piece of the first stream's text, prompt included.
+    """
+    if on_text is not None:
+        on_text(streams[0].push())
+    for new in steps:
+        ids = new.reshape(-1).tolist()[: len(streams)]
+        for stream, i in zip(streams, ids, strict=True):
+            if i == ENDED:
+                continue
+            if on_text is None and not stream.stop:
+                stream.ids.append(i)  # decoded once, at the end
+            elif (fresh := stream.push(i)) and on_text is not None:
+                on_text(fresh)
+        if all(i == ENDED or stream.stopped is not None for stream, i in zip(streams, ids, strict=True)):
+            break
+    rest = [stream.finish() for stream in streams]
+    if on_text is not None:
+        on_text(rest[0])
+
+
+def first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
+    """Return the index and the stop string that a reader of `text` completes first, the longer of two; or None."""
+    found = [(at + len(word), at, word) for word in stop if (at := text.find(word)) >= 0]
+    return min(found)[1:] if found else None
 
 
 @dataclass(frozen=True)
@@ -194,3 +290,95 @@ class Generator:
         tokens = stream.ids[len(prompt.ids) :]
         ended = bool(tokens) and tokens[-1] == self._cached.end
         return Sample(text, number, stream.given, stream.generated, tokens, ended, stream.stopped, score)
+
+
+def during_pretraining(
+    prompts: Sequence[str], every: int, model: ModelConfig | None = None
+) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
+    """Return the sampling of a continuation of each prompt, every `every` steps of pretraining; none if `every` is 0.
+
+    A sample is that of `jaxlm.generate` with its defaults at the same step. It is printed and is a line of
+    metrics.jsonl. Without prompts the model begins a text of its own.
+    model: its config, where it is known before training begins.
+    InputError for an interval that does not fit, and for an encoder that is known.
+    """
+    if prompts and not every:
+        raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
+    if every and model is not None and not build(model).is_causal:
+        raise _of_an_encoder(every)
+    return [lambda context: _evaluation(context, _distinct(prompts), every)] if every else []
+
+
+def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
+    """Raise InputError, before anything is compiled, for a model that cannot continue a prompt from the first step on.
+
+    prompts, every: as in `during_pretraining`.
+    """
+    if not every:
+        return
+    config, tokenizer = planned.config, planned.stores[0].tokenizer()
+    model = build(config.model, for_reading(config.execution))
+    if not model.is_causal:
+        raise _of_an_encoder(every)
+    require_forward(tokenizer, "--sample-every")
+    longest = model.max_length
+    if model.family.positions is not None:
+        of_source = 0 if planned.source is None else planned.source.trained_length
+        longest = min(longest, max(planned.phases[0].length, of_source))
+    mesh = make_mesh(config.mesh)
+    run = LoadedRun(config, model, None, tokenizer, 0, "", mesh, longest)
+    distinct = _distinct(prompts)
+    for prompt, ids in zip(distinct, tokenizer.encode_batch(distinct), strict=True):
+        tokens = len(run.with_prefix(ids))
+        if not 0 < tokens < longest:
+            raise InputError(
+                f"--sample-prompt must have from 1 to {longest - 1} tokens for this model, got {tokens}: "
+                f"{json.dumps(prompt, ensure_ascii=False)}; give another"
+            )
+
+
+def _held(text: str, stop: Sequence[str]) -> int:
+    """Return the length of the longest end of `text` that begins a stop string."""
+    longest = max((len(word) - 1 for word in stop), default=0)
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(word.startswith(text[-size:]) for word in stop):
+            return size
+    return 0
+
+
+def _unfinished(text: str) -> int:
+    """Return the number of characters at the end that further ids may change."""
+    return next((k for k in range(_PARTIAL_CHARACTERS) if not text[: len(text) - k].endswith("\ufffd")), 3)
+
+
+def _of_an_encoder(every: int) -> InputError:
+    return InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
+
+
+def _distinct(prompts: Sequence[str]) -> list[str]:
+    """Return the prompts, each once; one that begins a text if there is none."""
+    return list(dict.fromkeys(prompts)) or [""]
+
+
+def _evaluation(context: TrainingContext, prompts: Sequence[str], every: int) -> ScheduledEvaluation:
+    config, generators = context.config, dict[int, Generator]()
+    model = build(config.model, for_reading(config.execution))
+
+    def run_at(step: int, params: Any) -> LoadedRun:
+        length, path = trained_length(context.run, step), context.run.path
+        return LoadedRun(config, model, params, context.tokenizer, step, path, context.mesh, length)
+
+    def evaluate(step: int, state: TrainState) -> None:
+        run = run_at(step, state.weights)
+        generator = generators.get(run.trained_length)
+        if generator is None:
+            generator = generators[run.trained_length] = Generator(run, GenerationSettings())
+        generator.read(run)
+        for prompt in prompts:
+            ((sample,),) = generator([prompt])
+            context.log.write(step, {"sample": {"prompt": prompt, "text": sample.text}})
+            if jax.process_index() == 0:
+                log.info("step %d: sample: %s", step, json.dumps(sample.text, ensure_ascii=False))
+        generator.read(dataclasses.replace(run, params=None))  # training donates these parameters
+
+    return ScheduledEvaluation(evaluate, every, first=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.files import read_signed
-from jaxlm.interop.export import Export
+from jaxlm.interop.huggingface import Export
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxlm.errors import InputError
-from jaxlm.interop.rules import FLAT, SAME, THREE_BIASES, THREE_LINEARS, Layout, Rule, conv1d, linear
+from jaxlm.interop.published import FLAT, SAME, THREE_BIASES, THREE_LINEARS, Layout, Rule, conv1d, linear
 from jaxlm.models import family_of
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig

@@ -24,7 +24,7 @@ from jaxlm.text import load_tokenizer
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.validation import metrics_sentence
 from jaxlm.views.curves import Curve, curves_of, save_plot, text_curve
-from jaxlm.views.store import tokenizer_lines
+from jaxlm.views.data import tokenizer_lines
 from jaxlm.wording import counted
 
 LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, besides the loss

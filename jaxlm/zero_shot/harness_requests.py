@@ -19,12 +19,12 @@ from jaxlm.distributed.mesh import use_mesh
 from jaxlm.distributed.processes import of_every_process
 from jaxlm.errors import InputError, RunError
 from jaxlm.inference.decoding import CachedModel, Prompt, filled
+from jaxlm.inference.generation import TextStream, collect
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import longest_first
-from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored, Scorer
-from jaxlm.inference.text_stream import TextStream, collect
+from jaxlm.inference.strategies import Sampler, Sampling
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED
 from jaxlm.progress import Progress
 from jaxlm.ranges import checked

@@ -9,10 +9,10 @@ from jax.sharding import Mesh
 from jaxlm.distributed.mesh import use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt, filled, for_inference, prefix_token
-from jaxlm.inference.masked_lm_scoring import MaskedLMScore, MaskedText, masked_lm_scores
-from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.inference.generation import TextStream, collect
 from jaxlm.inference.scoring import Scored, Scorer, StreamScorer, TokenScores
-from jaxlm.inference.text_stream import TextStream, collect
+from jaxlm.inference.strategies import Sampler, Sampling
+from jaxlm.inference.text_scoring import MaskedLMScore, MaskedText, masked_lm_scores
 from jaxlm.models.model import Model
 from jaxlm.progress import Progress
 from jaxlm.text import Tokenizer

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxlm.data.sentences import sentence_ends
 from jaxlm.errors import InputError
-from jaxlm.inference.sampling import Sampling
+from jaxlm.inference.strategies import Sampling
 from jaxlm.tasks.metrics.answers import answer_scores, exact_match, token_f1
 from jaxlm.tasks.metrics.classification import RESAMPLES
 from jaxlm.zero_shot.model import GREEDY, Continuation, Continuer, Query

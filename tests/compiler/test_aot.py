@@ -24,9 +24,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxlm import aot
 from jaxlm.compiler import chips, kernels
-from jaxlm.compiler.chips import topology
+from jaxlm.compiler.chips import RUNTIME_GIB, topology
 from jaxlm.compiler.collectives import CHIPS, SLICES
-from jaxlm.compiler.estimate import RUNTIME_GIB, estimate
+from jaxlm.compiler.estimate import estimate
 from jaxlm.config import load_config, with_fields
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.distributed.mesh import MeshConfig, make_mesh

@@ -21,8 +21,8 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.evaluation import perplexity
 from jaxlm.inference.decoding import prefix_token
 from jaxlm.inference.loaded_run import LoadedRun, load_run
-from jaxlm.inference.sampling import Sampler
 from jaxlm.inference.scoring import Scored, Scorer, text_sequence
+from jaxlm.inference.strategies import Sampler
 from jaxlm.models.model import Inputs
 from jaxlm.progress import Progress
 from jaxlm.tasks import CustomConfig, read_labelled

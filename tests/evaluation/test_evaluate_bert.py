@@ -19,9 +19,9 @@ from jaxlm import evaluate, generate
 from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.files import read_signed, write_json
-from jaxlm.inference import masked_lm_scoring
+from jaxlm.inference import text_scoring
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.masked_lm_scoring import MaskedText, candidates_json, masked_lm_scores, masked_text
+from jaxlm.inference.text_scoring import MaskedText, candidates_json, masked_lm_scores, masked_text
 from jaxlm.models import build
 from jaxlm.models.bert.model import MaskedLMHead
 from jaxlm.models.model import Inputs
@@ -187,10 +187,10 @@ def test_memory_of_scores_is_linear_in_the_tokens(loaded):
         copies.append(sum(isinstance(found, list) and len(found) == 32 for found in gc.get_objects()))
         return original(*arguments)
 
-    original = masked_lm_scoring._padded
+    original = text_scoring._padded
     gc.freeze()  # what is there already is none of ours, and takes long to look through
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked_lm_scoring, "_padded", padded)
+        patch.setattr(text_scoring, "_padded", padded)
         next(
             masked_lm_scores(loaded.model, loaded.params, [text] * 4, loaded.tokenizer, mesh=loaded.mesh, batch_size=8)
         )

@@ -14,8 +14,7 @@ from jaxlm.data.config import MEMBERS, Streams, Windows
 from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.layouts.windows import ValidationWindows
 from jaxlm.errors import InputError
-from jaxlm.evaluate import EVALUATIONS
-from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache, Stores
+from jaxlm.evaluation.arguments import EVALUATIONS, MemoryOptions, Perplexity, PointerCache, Stores
 from jaxlm.evaluation.perplexity import (
     Timed,
     check_rows,
@@ -144,6 +143,6 @@ def test_options_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("name", EVALUATIONS)
 def test_every_evaluation_has_its_function(name):
-    """Fails when the table of `jaxlm.evaluate` names a module or a function that was renamed."""
+    """Fails when the table of the evaluations names a module or a function that was renamed."""
     _, module, function = EVALUATIONS[name]
     assert callable(getattr(importlib.import_module(module), function))

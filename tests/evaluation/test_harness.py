@@ -22,8 +22,8 @@ from jaxlm.distributed import devices
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Harness, harness_command_line
 from jaxlm.evaluation.harness import check_installed, evaluate_harness
+from jaxlm.inference.arguments import ExportArguments
 from jaxlm.inference.conversion import export_run
-from jaxlm.interop.arguments import ExportArguments
 
 NEEDED = ("lm_eval", "torch", "transformers", "accelerate")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]

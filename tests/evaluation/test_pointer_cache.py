@@ -11,7 +11,7 @@ from toy_runs import assert_one_line, make_stores, pretrain_arguments, run_here
 
 from jaxlm.data.batch import Batch
 from jaxlm.evaluation.arguments import PointerCache
-from jaxlm.evaluation.pointer_cache import make_cached_step, with_history
+from jaxlm.evaluation.perplexity import make_cached_step, with_history
 from jaxlm.models import build
 from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.awd_lstm.model import empty_state

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt, length_bucket
-from jaxlm.inference.sampling import ENDED, Sampler, Sampling, candidates, sample_ids
+from jaxlm.inference.strategies import ENDED, Sampler, Sampling, candidates, sample_ids
 from jaxlm.models import build
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.models.model import Inputs

@@ -10,7 +10,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm import generate
 from jaxlm.distributed import devices
-from jaxlm.inference.sampling import Sampler
+from jaxlm.inference.strategies import Sampler
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

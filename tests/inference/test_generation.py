@@ -11,11 +11,10 @@ import toy_run
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
-from jaxlm.inference.beam_search import BeamSearch
 from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.generation import GenerationSettings, Generator, generate
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.inference.sampling import Sampling
+from jaxlm.inference.strategies import BeamSearch, Sampling
 from jaxlm.models import build
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.model import Inputs

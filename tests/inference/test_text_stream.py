@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxlm.inference.text_stream import TextStream, first_stop
+from jaxlm.inference.generation import TextStream, first_stop
 
 
 class Bytes:

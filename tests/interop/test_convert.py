@@ -16,10 +16,10 @@ from safetensors.numpy import load_file, save_file
 from toy_runs import assert_one_line, checksums, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.inference.activations import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.inference.loaded_run import load_run
-from jaxlm.interop.export import planned_export, write_export
+from jaxlm.inference.token_outputs import Activations, IdRows, activations, evaluate_activations, read_ids
 from jaxlm.interop.files import FILE
+from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.sources import read_published
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.gpt import GPTConfig

@@ -17,7 +17,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
 from jaxlm.interop.cards import model_card
-from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.sources import read_published
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import CustomConfig

@@ -12,9 +12,8 @@ from parity import generate_case
 from parity import published_case as case
 from safetensors.numpy import save_file
 
-from jaxlm.inference.beam_search import BeamSearch
 from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import ENDED, Sampler, Sampling
+from jaxlm.inference.strategies import ENDED, BeamSearch, Sampler, Sampling
 from jaxlm.interop.sources import read_published
 from jaxlm.models import build
 from jaxlm.nn.config import Execution

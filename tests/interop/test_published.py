@@ -18,13 +18,12 @@ from parity import published_case as case
 from safetensors.numpy import load_file, save_file
 
 from jaxlm.errors import InputError
-from jaxlm.inference.activations import IdRows, activations, model_outputs
 from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import Sampler, Sampling
+from jaxlm.inference.strategies import Sampler, Sampling
+from jaxlm.inference.token_outputs import IdRows, activations, model_outputs
 from jaxlm.interop.exchange import exchange_of
-from jaxlm.interop.export import planned_export, write_export
-from jaxlm.interop.published import Published
-from jaxlm.interop.rules import planned_tensors
+from jaxlm.interop.huggingface import planned_export, write_export
+from jaxlm.interop.published import Published, planned_tensors
 from jaxlm.interop.sources import read_published
 from jaxlm.models import build
 from jaxlm.models.bert import BertConfig

@@ -14,7 +14,7 @@ from test_published import changed, edit_config, make
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.interop.export import planned_export, write_export
+from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.sources import read_published
 
 

@@ -15,9 +15,8 @@ from parity import bundle_case as case
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
-from jaxlm.interop.bundle import Bundle
-from jaxlm.interop.openai import LAYER
-from jaxlm.interop.sources import read_published
+from jaxlm.interop.files import Bundle
+from jaxlm.interop.sources import LAYER, read_published
 
 TENSORFLOW = Path(__file__).resolve().parents[1] / "golden" / "tensorflow"
 WIDTH, LAYERS = case.WIDTH, case.LAYERS
@@ -116,7 +115,7 @@ def test_openais_gpt1(tmp_path):
 @pytest.mark.data
 def test_the_published_shapes_are_gpt1(data_directory):
     """Fails when the real list of shapes does not give the model of the paper."""
-    from jaxlm.interop.openai import _shapes
+    from jaxlm.interop.sources import _shapes
 
     shapes = _shapes(data_directory / "vocab" / "openai-gpt" / "params_shapes.json")
     assert len(shapes) == 2 + 12 * len(LAYER) and shapes[:2] == [[512, 768], [40478, 768]]

@@ -16,8 +16,8 @@ from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, packed, windows
 from jaxlm.config import load_config
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.sampling import Sampler, Sampling
 from jaxlm.inference.scoring import Scored, Scorer
+from jaxlm.inference.strategies import Sampler, Sampling
 from jaxlm.models import FAMILIES, build, with_length, with_vocabulary, without_dropout
 from jaxlm.models.model import Inputs, Model
 from jaxlm.training.config import PretrainConfig

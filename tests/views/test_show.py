@@ -19,9 +19,9 @@ from jaxlm.inference.loaded_run import run_config
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import CustomConfig
 from jaxlm.text import train_sentencepiece
-from jaxlm.views.batch import run_batch_lines
+from jaxlm.views.data import ends
 from jaxlm.views.run import run_lines
-from jaxlm.views.text import ends
+from jaxlm.views.targets import run_batch_lines
 
 
 @pytest.fixture(scope="module")

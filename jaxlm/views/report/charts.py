@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.evaluation.zero_shot_curve import SCALES
 from jaxlm.tasks.metrics import METRICS
-from jaxlm.views.curves import LOWER_IS_BETTER, Curve, Trial, mean_curve
+from jaxlm.views.curves import LOWER_IS_BETTER, SCALES, Curve, Trial, mean_curve
 from jaxlm.views.report.run_record import Clock, Record
 
 EXACT = 2000  # points of a curve that is stored as it is

@@ -1,14 +1,15 @@
 """The content of a run that a report shows, read from its directory, damaged parts as sentences.
 
 A run that is being trained has no results yet and may have an incomplete last line in a file; it is read as far as it
-is complete.
+is complete. Of the examples of its predictions the wrong ones come first, where the gold labels are known.
 """
 
 import functools
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,15 +25,69 @@ from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.training.config import PretrainConfig
 from jaxlm.views.curves import Curve, Trial, curves_by_trial, main_metrics, mean_curve
-from jaxlm.views.report.examples import Examples, read_examples
 from jaxlm.views.run import Summary, from_file, full_config
 
+TRIAL = ("seed", "learning_rate")
+NOT_INPUTS = {"split", "index", *TRIAL, "prediction", "scores", "label"}
 log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 DAMAGE = (InputError, OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError)
 SAMPLES = ("samples.jsonl", "samples.txt")  # of a run's directory: output of jaxlm.generate
 LONGEST_SAMPLES = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Predictions of one trial on one split.
+
+    lines: as in predictions.jsonl, at most the requested number. total: all of the split. wrong: those that differ
+    from their label; None if the lines have no labels or are numbers, of which those with the largest error are shown.
+    """
+
+    split: str
+    trial: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]
+    total: int
+    wrong: int | None
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the columns of the rows."""
+        return list(dict.fromkeys(name for line in self.lines for name in line if name not in NOT_INPUTS))
+
+    @property
+    def labelled(self) -> bool:
+        """True if the lines have labels."""
+        return any("label" in line for line in self.lines)
+
+
+def read_examples(
+    lines: Iterable[Mapping[str, Any]], task: Task | None, best: Mapping[str, Any] | None, count: int
+) -> Examples | None:
+    """Return the first `count` wrong predictions, or the first ones without labels; None of an empty file.
+
+    They are those of the best trial, by default the first of the file, on the split that selects, by default the first.
+    Raises KeyError or TypeError for lines of another kind.
+    """
+    kept: list[Mapping[str, Any]] = []
+    trial, split = best and {name: best[name] for name in TRIAL}, task and task.selects
+    for line in lines:
+        int(line["index"]), line["prediction"]
+        trial = trial or {name: line.get(name) for name in TRIAL}
+        split = split or line["split"]
+        if line["split"] == split and all(line.get(name) == value for name, value in trial.items()):
+            kept.append(line)
+    if not kept or trial is None:
+        return None
+    given = [line for line in kept if line.get("label") is not None]
+    if not given:
+        return Examples(str(split), trial, kept[:count], len(kept), None)
+    if all(isinstance(line["prediction"], int | float) for line in given):
+        ordered = sorted(given, key=lambda line: -abs(float(line["prediction"]) - float(line["label"])))
+        return Examples(str(split), trial, ordered[:count], len(kept), None)
+    is_right = operator.eq if task is None else task.is_right
+    wrong = [line for line in given if not is_right(line["prediction"], line["label"])]
+    return Examples(str(split), trial, wrong[:count], len(kept), len(wrong))
 
 
 @dataclass(frozen=True)
