@@ -61,6 +61,7 @@ BEGINNINGS = (
 OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
 OTHERS |= {"--type", "--image", "--tasks", "--model", "--model_args", "--device", "--max_batch_size", "--use_cache"}
 OTHERS |= {"--output_path", "--prefix-token-id", "--update-golden", "--xla_gpu_deterministic_ops=true"}
+OTHERS |= {"--xla_backend_extra_options=-nvptx-allow-ftz-atomics"}
 # For each notebook an expression of its names that holds at its end if what the text says is true.
 CLAIMS = {
     "compare_runs": '[name for name in configs[0] if configs[0][name] != configs[1][name]] == ["optimizer"]'

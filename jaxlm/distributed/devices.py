@@ -63,18 +63,22 @@ def compute_capability() -> tuple[int, int]:
     return capability_of(jax.local_devices()[0]) if chosen is None else chosen[1]
 
 
-def rarely(due: jax.Array, compute: Callable[[], Any], otherwise: Any) -> Any:
-    """Return compute() if `due`, a Boolean, else `otherwise`, of the same structure and types.
+def rarely(due: jax.Array, compute: Callable[..., Any], arguments: tuple[Any, ...], otherwise: Any) -> Any:
+    """Return compute(*arguments) if `due`, a Boolean, else `otherwise`, of the same structure and types.
 
     On a GPU it is a loop of at most one iteration: XLA's compiler makes a small `cond` two values and a choice, which
     computes the branch in every step.
     """
     with jax.named_scope(RARE_BRANCH):
         if platform() != "gpu":
-            return jax.lax.cond(due, compute, lambda: otherwise)
-        return jax.lax.while_loop(
-            lambda state: state[0], lambda state: (jnp.array(False), compute()), (due, otherwise)
-        )[1]
+            return jax.lax.cond(due, compute, lambda *_: otherwise, *arguments)
+
+        def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            # Tied to the carry, or the compiler would move the computation out of the loop.
+            _, tied = jax.lax.optimization_barrier((carry[0], arguments))
+            return jnp.array(False), compute(*tied)
+
+        return jax.lax.while_loop(lambda carry: carry[0], body, (due, otherwise))[1]
 
 
 def capability_of(device: jax.Device) -> tuple[int, int]:

@@ -280,13 +280,14 @@ def make_train_step(
         # Metrics
         metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts} | means | spike
 
-        def norms(opt_state: Any) -> Metrics:
-            direction = optimizer.direction(gradient, opt_state, state.params)
+        def norms(gradient: Any, opt_state: Any, params: Any) -> Metrics:
+            direction = optimizer.direction(gradient, opt_state, params)
             found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, layers)
             return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if spike else found
 
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, opt_state))
-        metrics["update_norm"] = rarely(new.step % settings.norms_every == 0, partial(norms, opt_state), none)
+        of = gradient, opt_state, state.params
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, *of))
+        metrics["update_norm"] = rarely(new.step % settings.norms_every == 0, norms, of, none)
         return new, metrics
 
     return train_step
