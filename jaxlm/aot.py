@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxlm import cuda
-from jaxlm.config import command_line, given_fields, program_name, with_chosen_members
+from jaxlm.config import command_line, given_fields, program_name, with_chosen_members, with_fields
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.files import check_output, write_json
 from jaxlm.host import in_words
@@ -83,7 +83,8 @@ def aot(arguments: Arguments) -> dict[str, Any]:
     figures = report(arguments.settings, where)
     print(*lines(figures), sep="\n", flush=True)
     if not figures["fits"]:
-        figures["advice"] = advice(replace(arguments.settings, micro_batches=figures["micro_batches"]), where)
+        tried = {"micro-batches": figures["micro_batches"], "execution.remat": figures["remat"]}
+        figures["advice"] = advice(with_fields(arguments.settings, tried), where)
         figures["advice"]["larger_gpu"] = larger_gpu(figures, where)
         print(*advice_lines(figures["advice"]), sep="\n")
     if others:
@@ -139,8 +140,8 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
     found = [
         f"{slices}{counted(figures['chips'], figures['device'])} of {figures['topology']}, {step['batch_size']} x "
-        f"{step['length']} tokens per step in {counted(step['micro_batches'], 'micro-batch', 'micro-batches')} "
-        f"({step['compile_seconds']} s to compile); all figures are estimates"
+        f"{step['length']} tokens per step in {counted(step['micro_batches'], 'micro-batch', 'micro-batches')}, "
+        f"remat {step['remat']} ({step['compile_seconds']} s to compile); all figures are estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"

@@ -35,7 +35,7 @@ def config() -> PretrainConfig:
         num_steps=1_000_000,
         batch_size=256,
         length=512,
-        execution=Execution(remat="dots"),
+        execution=Execution(remat="auto"),
         log_every=100,
         eval_every=10_000,
         checkpoint_every=5000,

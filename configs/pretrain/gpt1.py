@@ -15,7 +15,7 @@ def config() -> PretrainConfig:
         num_steps=3_000_000,  # 100 epochs of BooksCorpus, by estimate
         batch_size=64,
         length=512,
-        execution=Execution(remat="dots"),
+        execution=Execution(remat="auto"),
         log_every=100,
         eval_every=5000,
         checkpoint_every=5000,

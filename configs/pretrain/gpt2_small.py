@@ -22,7 +22,7 @@ def config() -> PretrainConfig:
         num_steps=300_000,
         batch_size=512,
         length=1024,
-        execution=Execution(remat="dots"),
+        execution=Execution(remat="auto"),
         log_every=100,
         eval_every=5000,
         checkpoint_every=5000,

@@ -33,9 +33,9 @@ def measure_step(arguments: BenchArguments) -> dict[str, Any]:
     """Compile the step, run it, and return the measurements."""
     mesh = make_mesh(arguments.settings.mesh)
     config, tokenizer, batches = _with_rows(arguments)
-    pretraining = make_pretraining(config, tokenizer)
     with use_mesh(mesh):
-        config = fitted_to_devices(config, pretraining, [config.length], mesh)
+        config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), [config.length], mesh)
+        pretraining = make_pretraining(config, tokenizer)
         assert config.micro_batches != "auto"
         check_batch(config.batch_size, config.micro_batches, mesh)
         placed = [to_devices(batch, mesh, config.batch_size) for batch in batches]

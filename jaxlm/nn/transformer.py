@@ -401,16 +401,19 @@ def stacked(
     further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
     the module as 0, that are Python values.
     """
-    if execution.remat != "none":
+    unroll = execution.layers_per_iteration(config.num_layers)
+    if execution.remat in ("dots", "full"):
         policy = _KEEP_PRODUCTS if execution.remat == "dots" else None
-        block = nn.remat(block, prevent_cse=False, policy=policy, static_argnums=static)
+        # Without a loop, XLA would find that the forward pass has computed the same, and keep it.
+        unrolled = unroll == config.num_layers
+        block = nn.remat(block, prevent_cse=unrolled, policy=policy, static_argnums=static)
     blocks = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=in_axes,
         length=config.num_layers,
-        unroll=execution.layers_per_iteration(config.num_layers),
+        unroll=unroll,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
     return blocks(config, execution, name=name)

@@ -260,7 +260,7 @@ class AuxiliaryLosses:
             normed_BLD: Any = _NORM.apply({"params": norm}, states_BLD)
             return None, {name: self._nll(name, normed_BLD, kernel, batch) for name, kernel in of_terms.items()}
 
-        if self._model.execution.remat != "none":
+        if self._model.execution.remat in ("dots", "full"):
             of_layer = jax.checkpoint(of_layer, prevent_cse=False)
         return found | jax.lax.scan(of_layer, None, (outputs.layers[1:-1], own["norm"], kernels))[1]
 

@@ -102,6 +102,9 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         if arguments.verify_stores:
             store.verify()
     config = with_fitting_objective(config, given)
+    saved = saved_config(arguments.run)
+    if config.execution.remat == "auto" and saved is not None:  # a resumed run keeps its choice
+        config = replace(config, execution=replace(config.execution, remat=saved["execution"]["remat"]))
     config.check()
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None

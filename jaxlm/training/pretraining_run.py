@@ -80,7 +80,8 @@ def prepared(planned: Plan) -> _Prepared:
     config = planned.config
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
-    pretraining = make_pretraining(config, planned.stores[0].tokenizer())
+    tokenizer = planned.stores[0].tokenizer()
+    pretraining = make_pretraining(config, tokenizer)
     lengths = [phase.length for phase in planned.phases]
     row = abstract_batch(replace(config, batch_size=1), max(lengths), mesh)
     check_batch_memory(row, config.batch_size)
@@ -88,7 +89,8 @@ def prepared(planned: Plan) -> _Prepared:
     with use_mesh(mesh):  # a model that cannot fit is not compiled
         of_one = make_program(pretraining, replace(config, micro_batches=1), mesh).abstract
     check_state_memory(of_one, of_one.params)
-    config = fitted_to_devices(config, pretraining, lengths, mesh)
+    config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), lengths, mesh)
+    pretraining = make_pretraining(config, tokenizer)
     masked = config.objective.kind == "masked_lm"
     reading = Reading(planned.stores, config.length, config.batch_size, config.seed, masked=masked)
     rows = phased_rows(config.data, reading, planned.num_steps)

@@ -1,17 +1,17 @@
 """The learner of a run, and its program: the state and the compiled step, to run, measure or analyze.
 
-`--micro-batches auto` is the smallest number with which the step fits the memory of the devices.
+`--micro-batches auto` and `--execution.remat auto` are the fastest choice with which the step fits the devices' memory.
 """
 
 import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from jaxlm.training.optimizer import Optimizer, OptimizerConfig, ParameterGroup,
 from jaxlm.training.step import Settings, TrainState, abstract_state, make_fresh_state, make_train_step, settings_of
 from jaxlm.training.weights import no_iterates
 
+REMATS: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")  # the fastest first
 MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
 
 log = logging.getLogger(__name__)
@@ -263,43 +264,65 @@ def micro_batch_counts(batch_size: int, mesh: Mesh) -> list[int]:
     return [count for count in range(1, rows + 1) if rows % count == 0]
 
 
-def smallest_that_fits(
+def choices(config: PretrainConfig, mesh: Mesh) -> Iterator[PretrainConfig]:
+    """Yield what `micro_batches auto` and `execution.remat auto` of a config stand for, the fastest first.
+
+    Recomputing costs less than a further micro-batch.
+    """
+    counts = [config.micro_batches] if config.micro_batches != "auto" else micro_batch_counts(config.batch_size, mesh)
+    execution = config.execution
+    for count in counts:
+        for remat in REMATS if execution.remat == "auto" else (execution.remat,):
+            yield replace(config, micro_batches=count, execution=replace(execution, remat=remat))
+
+
+def first_that_fits(
     config: PretrainConfig, mesh: Mesh, fits: Callable[[PretrainConfig], bool]
 ) -> PretrainConfig | None:
-    """Return `config` with the smallest number of micro-batches that fits, or None."""
-    counts = micro_batch_counts(config.batch_size, mesh)
-    return next(filter(fits, (replace(config, micro_batches=count) for count in counts)), None)
+    """Return the first of the `choices` that fits, or None."""
+    return next(filter(fits, choices(config, mesh)), None)
 
 
-def fitted_to_devices(config: PretrainConfig, learner: Learner, lengths: Sequence[int], mesh: Mesh) -> PretrainConfig:
-    """Return `config` with `micro_batches auto` resolved for this machine's devices, the same on every process.
+def fitted_to_devices(
+    config: PretrainConfig, learner: Callable[[PretrainConfig], Learner], lengths: Sequence[int], mesh: Mesh
+) -> PretrainConfig:
+    """Return `config` with its `auto` fields resolved for this machine's devices, the same on every process.
 
-    It is 1 if the backend does not report its memory, as on a CPU. InputError if no number fits.
+    The first choice is taken if the backend does not report its memory, as on a CPU. InputError if none fits.
     """
-    if config.micro_batches != "auto":
+    fields = {"micro_batches": config.micro_batches, "execution.remat": config.execution.remat}
+    asked = " and ".join(f"{name} auto" for name, value in fields.items() if value == "auto")
+    if not asked:
         return config
     limit = first_process_decides(memory_limit_gib)
     if limit is None:
-        log.info("micro_batches auto: these devices do not report their memory; 1 is used")
-        return replace(config, micro_batches=1)
+        chosen = next(choices(config, mesh))
+        log.info(
+            "%s: these devices do not report their memory; micro_batches %s and remat %s are used",
+            asked,
+            chosen.micro_batches,
+            chosen.execution.remat,
+        )
+        return chosen
 
     def fits(candidate: PretrainConfig) -> bool:
         for length in lengths:
-            found = compile_training(learner, candidate, length, mesh)
+            found = compile_training(learner(candidate), candidate, length, mesh)
             over = found.step is None or found.peak_gib is None or found.peak_gib > limit
             said = "out of memory" if found.peak_gib is None else f"{found.peak_gib:.2f} GiB"
-            log.info("micro_batches %s, length %d: %s of %.2f GiB", candidate.micro_batches, length, said, limit)
+            count, remat = candidate.micro_batches, candidate.execution.remat
+            log.info("micro_batches %s, remat %s, length %d: %s of %.2f GiB", count, remat, length, said, limit)
             if over:
                 return False
         return True
 
-    chosen = smallest_that_fits(config, mesh, fits)
-    if chosen is None:
+    found = first_that_fits(config, mesh, fits)
+    if found is None:
         raise InputError(
-            f"micro_batches auto: no number of them fits {limit:.2f} GiB per device; set execution.remat full, or "
+            f"{asked}: no choice fits {limit:.2f} GiB per device; set micro_batches auto and execution.remat full, or "
             "spread the model with a larger mesh.fsdp"
         )
-    return chosen
+    return found
 
 
 def memory_limit_gib() -> float | None:

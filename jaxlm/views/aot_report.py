@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -17,7 +16,7 @@ from jaxlm.distributed.mesh import make_mesh
 from jaxlm.host import compilers
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import compile_training, micro_batch_counts, smallest_that_fits
+from jaxlm.training.program import REMATS, choices, compile_training, first_that_fits, micro_batch_counts
 
 STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
 
@@ -34,17 +33,15 @@ def check(config: PretrainConfig, where: Target) -> Mesh:
 
 
 def report(config: PretrainConfig, where: Target) -> dict[str, Any]:
-    """Return the estimates for the step of each phase, the full length first. `micro_batches auto` is resolved.
+    """Return the estimates for the step of each phase, the full length first. `auto` fields are resolved.
 
-    If no number of micro-batches fits, the estimates are for the largest. Milliseconds, and values derived from them,
+    If no choice fits, the estimates are for the last one. Milliseconds, and values derived from them,
     are None for a step that the compiler rejects because it exceeds the memory. `lower_bound` is true for a step with a
     kernel that could not be measured: its milliseconds are then at least those stated, its MFU and tokens per second at
     most.
     """
     mesh = check(config, where)
-    if config.micro_batches == "auto":
-        most = replace(config, micro_batches=micro_batch_counts(config.batch_size, mesh)[-1])
-        config = smallest_that_fits(config, mesh, lambda candidate: _fits(candidate, where)) or most
+    config = first_that_fits(config, mesh, lambda choice: _fits(choice, where)) or list(choices(config, mesh))[-1]
     assert config.micro_batches != "auto"
     steps = _steps(config, where)
     shares = [
@@ -85,7 +82,7 @@ def larger_gpu(found: dict[str, Any], where: Target) -> str | None:
 
 def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
     """Yield changes of fields, the cheapest first: micro-batches, remat, both, more shards of the model."""
-    counts, remats = micro_batch_counts(config.batch_size, mesh), ["none", "dots", "full"]
+    counts, remats = micro_batch_counts(config.batch_size, mesh), list[str](REMATS)
     assert config.micro_batches != "auto"
     micro = [{"micro-batches": count} for count in counts if count > config.micro_batches]
     remat = [{"execution.remat": name} for name in remats[remats.index(config.execution.remat) + 1 :]]
@@ -129,6 +126,7 @@ def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
         "length": length,
         "batch_size": config.batch_size,
         "micro_batches": config.micro_batches,
+        "remat": config.execution.remat,
         "fits": compiled.step is not None and peak is not None and peak <= where.usable_gib,
         "hbm_gib": chip.memory_gib,
         "peak_gib": None if peak is None else round(peak, 3),

@@ -1,4 +1,6 @@
-"""`--micro-batches auto`: the smallest number that fits, found by compiling; what it does where memory is not known."""
+"""`--micro-batches auto` and `--execution.remat auto`: the first choice that fits, found by compiling; what they do
+where memory is not known.
+"""
 
 import json
 from dataclasses import replace
@@ -35,7 +37,7 @@ def mesh():
 
 
 def fitted(config, mesh):
-    return program.fitted_to_devices(config, make_pretraining(config, None), [config.length], mesh)
+    return program.fitted_to_devices(config, lambda choice: make_pretraining(choice, None), [config.length], mesh)
 
 
 def test_numbers_are_those_the_mesh_can_deal_out(mesh):
@@ -53,8 +55,36 @@ def test_the_smallest_that_fits_is_taken(mesh):
         asked.append(config.micro_batches)
         return config.micro_batches >= 3
 
-    assert program.smallest_that_fits(CONFIG, mesh, fits).micro_batches == 4 and asked == [1, 2, 4]
-    assert program.smallest_that_fits(CONFIG, mesh, lambda config: False) is None
+    assert program.first_that_fits(CONFIG, mesh, fits).micro_batches == 4 and asked == [1, 2, 4]
+    assert program.first_that_fits(CONFIG, mesh, lambda config: False) is None
+
+
+def test_recomputing_is_tried_before_a_further_micro_batch(mesh):
+    """Fails when the order is another one, or a field that is not auto changes."""
+    auto = replace(CONFIG, execution=replace(CONFIG.execution, remat="auto"))
+    found = [(one.micro_batches, one.execution.remat) for one in program.choices(auto, mesh)]
+    assert found[:4] == [(1, "none"), (1, "dots"), (1, "full"), (2, "none")]
+    given = replace(auto, micro_batches=2)
+    assert [one.execution.remat for one in program.choices(given, mesh)] == ["none", "dots", "full"]
+    assert {one.micro_batches for one in program.choices(given, mesh)} == {2}
+
+
+def test_auto_recomputes_where_the_compiler_says_that_nothing_else_fits(mesh, monkeypatch):
+    """The limit is between the memory of a step that keeps all values and that of one that recomputes its layers.
+
+    With a loop of layers: a CPU's compiler undoes recomputation without one.
+    """
+    deep = replace(CONFIG, model=replace(CONFIG.model, vocab_size=100, num_layers=8), micro_batches=1)
+    auto = replace(deep, execution=replace(deep.execution, remat="auto", unroll=1))
+    peaks = [
+        program.compile_training(make_pretraining(one, None), one, one.length, mesh).peak_gib
+        for one in program.choices(auto, mesh)
+    ]
+    assert peaks[2] < 0.9 * peaks[0]
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: (peaks[0] + peaks[2]) / 2)
+    assert fitted(auto, mesh).execution.remat in ("dots", "full")
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: None)
+    assert fitted(auto, mesh).execution.remat == "none"
 
 
 def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
@@ -79,7 +109,7 @@ def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):
     monkeypatch.setattr(program, "memory_limit_gib", lambda: (one + two) / 2)
     assert fitted(CONFIG, mesh).micro_batches == 2
     monkeypatch.setattr(program, "memory_limit_gib", lambda: two / 1000)
-    with pytest.raises(InputError, match="no number of them fits"):
+    with pytest.raises(InputError, match="micro_batches auto: no choice fits"):
         fitted(CONFIG, mesh)
 
 
@@ -102,5 +132,5 @@ def test_a_run_has_the_number_that_was_found(tmp_path, monkeypatch):
     for _ in range(2):
         ended = run_here("pretrain", *arguments)
         assert ended.code == 0, ended.errors
-    assert "micro_batches 2, length" in ended.errors
+    assert "micro_batches 2, remat none, length" in ended.errors
     assert json.loads((tmp_path / "run" / "config.json").read_text())["micro_batches"] == 2
