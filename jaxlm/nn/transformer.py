@@ -103,12 +103,7 @@ def attend(
 
 
 def attention_mask(
-    num_queries: int,
-    num_keys: int,
-    causal: bool,
-    segments_BL: jax.Array | None,
-    segments_BS: jax.Array | None,
-    query_offset: jax.Array | int = 0,
+    num_queries: int, num_keys: int, causal: bool, segments_BL: Any, segments_BS: Any, query_offset: Any = 0
 ) -> jax.Array | None:
     """Return the keys that each query sees: bool, broadcastable to (B, H, L, S); None if it sees all."""
     mask = None
@@ -160,18 +155,12 @@ def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None
 def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
     block = max(size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if length % size == 0)
     mask = (kernels.CausalMask if causal else kernels.FullMask)((length, length))
+    sizes: dict[str, Any] = dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), block)
+    # The 64 inputs of a head would fill half of the lanes.
+    layouts: dict[str, Any] = dict.fromkeys(("q_layout", "k_layout", "v_layout"), kernels.QKVLayout.SEQ_MINOR)
     return kernels.make_splash_mha(
         kernels.MultiHeadMask([mask] * heads),
-        block_sizes=kernels.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            use_fused_bwd_kernel=True,
-            q_layout=kernels.QKVLayout.SEQ_MINOR,  # the 64 inputs of a head would fill half of the lanes
-            k_layout=kernels.QKVLayout.SEQ_MINOR,
-            v_layout=kernels.QKVLayout.SEQ_MINOR,
-        ),
+        block_sizes=kernels.BlockSizes(**sizes, **layouts, use_fused_bwd_kernel=True),
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=SAVED,
@@ -387,13 +376,7 @@ _KEEP_PRODUCTS = _policies.save_from_both_policies(
 
 
 def stacked(
-    block: type[nn.Module],
-    config: Any,
-    execution: Execution,
-    *,
-    in_axes: tuple[Any, ...],
-    static: tuple[int, ...],
-    name: str | None = None,
+    block: Any, config: Any, execution: Execution, *, in_axes: tuple, static: tuple[int, ...], name: str | None = None
 ) -> Any:
     """Return a module of the num_layers blocks of a config, unrolled and rematerialized as `execution` selects.
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -235,21 +234,17 @@ class CompiledTraining:
 
 
 def compile_training(
-    learner: Learner,
-    config: PretrainConfig,
-    length: int,
-    mesh: Mesh,
-    options: Mapping[str, Any] = MappingProxyType({}),
+    learner: Learner, config: PretrainConfig, length: int, mesh: Mesh, options: Mapping[str, Any] | None = None
 ) -> CompiledTraining:
     """Compile the step of a run for rows of `length`, for the devices of `mesh`. Nothing is allocated.
 
-    options: of the compiler.
+    options: of the compiler. Default: none.
     """
     started = time.perf_counter()
     with use_mesh(mesh):
         lowered = make_program(learner, config, mesh).lowered(abstract_batch(config, length, mesh))
         try:
-            step = lowered.compile(compiler_options=dict(options))
+            step = lowered.compile(compiler_options=dict(options or {}))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error) or re.search(r"memory space (?!hbm)", str(error)):
                 raise  # the memory of a kernel does not depend on the size of the step

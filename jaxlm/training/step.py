@@ -168,11 +168,8 @@ def saved_part(state: TrainState) -> dict[str, Any]:
 
 def from_saved(saved: dict[str, Any], abstract: TrainState, seed: int) -> TrainState:
     """Return the state from the result of `saved_part`; a halted run starts again."""
-    return state_of(
-        saved,
-        seed=jax.device_put(jnp.uint32(seed), abstract.seed.sharding),
-        halted=jax.device_put(jnp.zeros((), jnp.bool_), abstract.halted.sharding),
-    )
+    halted = jax.device_put(jnp.zeros((), jnp.bool_), abstract.halted.sharding)
+    return state_of(saved, seed=jax.device_put(jnp.uint32(seed), abstract.seed.sharding), halted=halted)
 
 
 def state_of(saved: dict[str, Any], *, seed: jax.Array, halted: jax.Array) -> TrainState:

@@ -371,7 +371,7 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
         def lowered(self, *_):
             return self
 
-        def compile(self):
+        def compile(self, **_):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: E1:\nRan out of memory in memory space vmem: 16.9M")
 
     step = Step()

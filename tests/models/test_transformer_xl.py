@@ -169,7 +169,8 @@ def test_dropout_has_the_rates_of_the_config(params, monkeypatch):
     original = transformer_xl.dropout
 
     def recorded(x, rate, key, **more):
-        drawn.append((x.shape, rate, key is not None))
+        if x.ndim < 4:  # the weights of the attention have a rate of their own
+            drawn.append((x.shape, rate, key is not None))
         return original(x, rate, key, **more)
 
     monkeypatch.setattr(transformer_xl, "dropout", recorded)
