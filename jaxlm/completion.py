@@ -100,7 +100,7 @@ def _bash(commands: Sequence[Completed], words: Sequence[Words], nested: Sequenc
     ]
     for one in words:
         lines += [f"    {shlex.quote(one.command)})", f"      names={_joined(one.names)} flags={_joined(one.flags)}"]
-        lines += _values(one, "$previous", lambda values: f"values={_joined(values)}") + ["      ;;"]
+        lines += [*_values(one, lambda values: f"values={_joined(values)}"), "      ;;"]
     lines += [
         "    --completion) names='bash zsh' ;;",
         "  esac",
@@ -135,11 +135,9 @@ def _zsh(commands: Sequence[Completed], words: Sequence[Words], nested: Sequence
         "  case $command in",
     ]
     for one in words:
-        lines += [
-            f"    {shlex.quote(one.command)})",
-            f"      names=({_listed(one.names)}) flags=({_listed(one.flags)})",
-        ]
-        lines += _values(one, "$previous", lambda values: f"values=({_listed(values)})") + ["      ;;"]
+        names, flags = shlex.join(one.names), shlex.join(one.flags)
+        lines += [f"    {shlex.quote(one.command)})", f"      names=({names}) flags=({flags})"]
+        lines += [*_values(one, lambda values: f"values=({shlex.join(values)})"), "      ;;"]
     lines += [
         "    --completion) names=(bash zsh) ;;",
         "  esac",
@@ -162,17 +160,13 @@ def _nested(commands: Sequence[str], action: str) -> list[str]:
     return ["  case $command in", f"    {' | '.join(commands)}) {action} ;;", "  esac"] if commands else []
 
 
-def _values(one: Words, previous: str, assigned: Callable[[tuple[str, ...]], str]) -> list[str]:
+def _values(one: Words, assigned: Callable[[tuple[str, ...]], str]) -> list[str]:
     """Return the lines that set the values of the flag before the cursor."""
     if not one.values:
         return []
     cases = [f"        {name}) {assigned(values)} ;;" for name, values in one.values]
-    return [f"      case {previous} in", *cases, "      esac"]
+    return ["      case $previous in", *cases, "      esac"]
 
 
 def _joined(words: Sequence[str]) -> str:
     return shlex.quote(" ".join(words))
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " ".join(map(shlex.quote, words))

@@ -70,15 +70,12 @@ class CheckedArray:
 
     def __getitem__(self, key: Any) -> Any:
         if self._left:
-            if isinstance(key, slice):
-                first, end, step = key.indices(len(self))
-                if step != 1:
-                    first, end = 0, len(self)
-            elif isinstance(key, int | np.integer):
+            first, end = 0, len(self)  # of a list of indices, a mask, or a slice with another step than 1
+            if isinstance(key, int | np.integer):
                 first = int(key) + (len(self) if key < 0 else 0)
                 end = first + 1
-            else:  # list of indices or mask
-                first, end = 0, len(self)
+            elif isinstance(key, slice) and key.step in (None, 1):
+                first, end, _ = key.indices(len(self))
             self._check(first, end)
         return self._array[key]
 
@@ -98,16 +95,13 @@ class CheckedArray:
         assert self._checksums is not None
         begin = chunk * CHUNK
         wanted = min(CHUNK, len(self) * self.dtype.itemsize - begin)
+        where = f"{begin:,} to {begin + wanted - 1:,}"
         try:  # read, not mapped: a disk error raises OSError here, but kills the process there
             content = os.pread(self._descriptor, wanted, begin)
         except OSError as error:
-            raise DamagedStore(
-                f"{self._path}: bytes {begin:,} to {begin + wanted - 1:,} cannot be read: {error.strerror}; {REMEDY}"
-            ) from error
+            raise DamagedStore(f"{self._path}: bytes {where} cannot be read: {error.strerror}; {REMEDY}") from error
         if zlib.crc32(content) != self._checksums[chunk]:
-            raise DamagedStore(
-                f"{self._path} is damaged in bytes {begin:,} to {begin + wanted - 1:,} (wrong checksum); {REMEDY}"
-            )
+            raise DamagedStore(f"{self._path} is damaged in bytes {where} (wrong checksum); {REMEDY}")
         check_values(self._path, np.frombuffer(content, self.dtype), self._most)
         with self._lock:
             if not self._checked[chunk]:

@@ -27,7 +27,7 @@ import numpy as np
 from jaxlm.data.batch import Draws, PairBatch
 from jaxlm.data.layouts.pairs import SentencePairs
 from jaxlm.data.segments import SHORTEST, SPECIALS, ChunkOptions, RandomParts, chunk_plan, sentence_starts
-from jaxlm.data.store import PairOrigin, RowOrigin, Section, Store
+from jaxlm.data.store import PairOrigin, Section, Store
 from jaxlm.errors import InputError
 
 # Slots per pair that give the default maximum number of pairs per row.
@@ -73,7 +73,7 @@ class Pairs:
         self._cls, self._sep = _special_ids(store)
         self.plan = chunk_plan(store, section, chunk_options(data, length))
         self.rows, self.targets, self.most = self.plan.rows, len(self.plan.starts), self.plan.bins.most_items
-        self._tokens, self._documents = store.tokens, np.asarray(store.document_starts)
+        self._tokens = store.tokens
         self._sentences = sentence_starts(store, data.sentence_tokens)
         self._ending = 0 if store.end is None else 1
         self.random_parts = RandomParts(store, section, data.random_candidates, self._sentences)
@@ -103,20 +103,16 @@ class Pairs:
 
     def origin(self, row: int, epoch: int) -> list[PairOrigin]:
         """Return the origins of the pairs of a row, in order."""
+        place = functools.partial(self.store.origin, self.section)
         return [
             PairOrigin(
-                self._place(pair.first, pair.first_end),
-                self._place(pair.second, pair.second_end),
+                place(pair.first, pair.first_end),
+                place(pair.second, pair.second_end),
                 pair.is_next,
-                self._place(pair.chunk, pair.chunk_end),
+                place(pair.chunk, pair.chunk_end),
             )
             for pair in self._pairs(row, self._draws(row, epoch))
         ]
-
-    def _place(self, start: int, end: int) -> RowOrigin:
-        document = int(np.searchsorted(self._documents, start, side="right")) - 1
-        offset = start - int(self._documents[document])
-        return RowOrigin(str(self.store.path), self.section.source, document, offset, end - start)
 
     def _draws(self, row: int, epoch: int) -> Draws:
         copy = epoch if self.data.masks == "dynamic" else epoch % self.data.mask_copies

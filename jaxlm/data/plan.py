@@ -1,10 +1,12 @@
 """Checks that decide whether a preparation begins, continues or is complete, by its arguments and inputs."""
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,8 @@ def existing_store(
         messages.say(f"note: the sources can no longer be read ({error})")
         inputs = store.description["inputs"]
     if inputs != store.description["inputs"]:
-        changed = next(
-            old["source"] for old, new in zip(store.description["inputs"], inputs, strict=True) if old != new
-        )
+        pairs = zip(store.description["inputs"], inputs, strict=True)
+        changed = next(old["source"] for old, new in pairs if old != new)
         raise InputError(
             f"{output} is complete, but source {changed!r} has changed since; name another --output, or delete it"
         )
@@ -96,26 +97,17 @@ def begin_or_continue(partial: Path, plan: dict[str, Any]) -> bool:
     return True
 
 
-class locked:
-    """Lock on the partial store, held within the context. Raises InputError if another process holds it."""
-
-    def __init__(self, partial: Path):
-        self._partial = partial
-
-    def __enter__(self) -> None:
-        try:
-            self._file = lock_file(self._partial / "lock")
-        except LockHeld as holder:
-            raise InputError(f"{self._partial} is in use by {holder}; wait for it or stop it") from None
-        if self._file is None:
-            log.warning(
-                "%s is on a file system without locks: make sure that only one jaxlm.prepare writes to it",
-                self._partial,
-            )
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+@contextlib.contextmanager
+def locked(partial: Path) -> Iterator[None]:
+    """Lock the partial store within the context. Raises InputError if another process holds the lock."""
+    try:
+        file = lock_file(partial / "lock")
+    except LockHeld as holder:
+        raise InputError(f"{partial} is in use by {holder}; wait for it or stop it") from None
+    if file is None:
+        log.warning("%s is on a file system without locks: make sure that only one jaxlm.prepare writes to it", partial)
+    with file or contextlib.nullcontext():
+        yield
 
 
 def digest_of(units: list[Unit]) -> str:
@@ -133,16 +125,9 @@ def digest_of(units: list[Unit]) -> str:
 
 def summary(store: Store) -> str:
     """Return one line with the counts of a store."""
-    parts = ""
     sentences = "" if store.sentences is None else f"{counted(store.sentences, 'sentence')}, "
-    if len(store.sections) > 1:
-        parts = (
-            " ("
-            + ", ".join(
-                f"{s.source}: {counted(s.documents, 'document')}, {counted(s.tokens, 'token')}" for s in store.sections
-            )
-            + ")"
-        )
+    named = [f"{s.source}: {counted(s.documents, 'document')}, {counted(s.tokens, 'token')}" for s in store.sections]
+    parts = f" ({', '.join(named)})" if len(named) > 1 else ""
     return (
         f"{store.path}: {counted(store.documents, 'document')}, {sentences}{store.num_tokens:,} tokens, "
         f"{store.bytes:,} bytes, {store.words:,} words{parts}; vocabulary {store.vocab_size:,}, "

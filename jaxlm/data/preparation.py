@@ -5,6 +5,7 @@ OUTPUT when it is complete. A process that is killed at any moment loses no fini
 continues. The same input gives the same bytes for any number of workers.
 """
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,6 @@ from jaxlm.wording import byte_size, counted, plain_number
 # Maximum amount of text that a tokenizer is trained on, sampled evenly from the whole.
 TRAINING_BYTES = 64 << 20
 TRAINING_UNITS = 1024
-
 
 # Size of the sample for the estimate of time and disk.
 SAMPLE_UNITS = 8
@@ -282,15 +282,16 @@ def _tokenizer(
     directory = partial / "tokenizer"
     kind, _, size = config.tokenizer.partition(":")
     trains = kind in TRAINED
+    read = functools.partial(tokenizer_from_spec, config.tokenizer, config.wordpiece_case, trains=True)
     if directory.exists():
         tokenizer = load_tokenizer(directory)
-        if not trains and _read(config).fingerprint != tokenizer.fingerprint:
+        if not trains and read().fingerprint != tokenizer.fingerprint:
             raise InputError(f"tokenizer {config.tokenizer!r} has changed since {partial} was begun; delete {partial}")
         return tokenizer
     if trains:
         tokenizer = _train(config, int(size), sources, units, messages)
     else:
-        tokenizer = _read(config)
+        tokenizer = read()
         for note in tokenizer.notes:
             messages.say(f"tokenizer {config.tokenizer}: {note}")
     fresh = partial / "tokenizer.new"
@@ -300,22 +301,13 @@ def _tokenizer(
     return tokenizer
 
 
-def _read(config: PrepareConfig) -> Tokenizer:
-    return tokenizer_from_spec(config.tokenizer, config.wordpiece_case, trains=True)
-
-
 def _train(
     config: PrepareConfig, size: int, sources: tuple[Source, ...], units: list[Unit], messages: Output
 ) -> Tokenizer:
-    total = sum(unit.size for unit in units)
-    chosen = (
-        [units[k * len(units) // TRAINING_UNITS] for k in range(TRAINING_UNITS)]
-        if len(units) > TRAINING_UNITS
-        else units
-    )
+    total, chosen = sum(unit.size for unit in units), units
     kind = config.tokenizer.partition(":")[0]
-    if kind in COUNTED:
-        chosen = units
+    if kind not in COUNTED and len(units) > TRAINING_UNITS:
+        chosen = [units[k * len(units) // TRAINING_UNITS] for k in range(TRAINING_UNITS)]
     each = None if kind in COUNTED or total <= TRAINING_BYTES else TRAINING_BYTES // len(chosen)
     read = 0
 
@@ -338,10 +330,7 @@ def _train(
             f"a SentencePiece {config.sentencepiece_model} vocabulary",
             lambda: train_sentencepiece(sentences(), size, config.sentencepiece_model),
         ),
-        "train-wordpiece": (
-            f"a WordPiece {case} vocabulary",
-            lambda: train_wordpiece(sentences(), size, case),
-        ),
+        "train-wordpiece": (f"a WordPiece {case} vocabulary", lambda: train_wordpiece(sentences(), size, case)),
         "words": ("a vocabulary of words", lambda: train_words(sentences(), size, config.minimum_count)),
         "characters": ("a vocabulary of characters", lambda: train_characters(sentences(), size, config.minimum_count)),
     }
@@ -349,8 +338,7 @@ def _train(
     messages.say(f"training {name} of {size:,} on {how}")
     began = time.monotonic()
     tokenizer = train()
-    seconds = time.monotonic() - began
-    messages.say(f"trained on {byte_size(read)} of about {byte_size(total)} in {seconds:.0f} s")
+    messages.say(f"trained on {byte_size(read)} of about {byte_size(total)} in {time.monotonic() - began:.0f} s")
     return tokenizer
 
 
@@ -358,8 +346,7 @@ def _estimate(
     job: Job, units: list[Unit], tokenizer: Tokenizer, left: int, workers: int, output: Path, messages: Output
 ) -> None:
     """Print an estimate of time and disk from a sample; InputError if the disk is too small."""
-    texts = []
-    sentences = 0
+    texts, sentences = [], 0
     largest = max(largest_file(s, [unit for unit in units if job.sources[unit.source] == s]) for s in job.sources)
     for k in range(min(SAMPLE_UNITS, len(units))):
         unit = units[k * len(units) // min(SAMPLE_UNITS, len(units))]
@@ -381,26 +368,20 @@ def _estimate(
     free = shutil.disk_usage(output.absolute().parent).free
     takes = _duration(left / sample * seconds / min(workers, len(units)))
     messages.say(
-        f"estimate: {byte_size(left)} of text, about {plain_number(tokens)} tokens, "
-        f"{byte_size(disk)} on disk ({byte_size(free)} free), "
-        f"{takes} with {counted(workers, 'worker')}"
+        f"estimate: {byte_size(left)} of text, about {plain_number(tokens)} tokens, {byte_size(disk)} on disk "
+        f"({byte_size(free)} free), {takes} with {counted(workers, 'worker')}"
     )
-    if not tokenizer.can_split and job.sentences == "none":
-        _print_memory(largest, largest * tokenizer.bytes_per_character, messages)
-    if disk > free:
-        raise InputError(
-            f"{output} needs about {byte_size(disk)}, but only {byte_size(free)} are free; make room, or name "
-            "another --output"
-        )
-
-
-def _print_memory(largest: int, memory: int, messages: Output) -> None:
-    """Print the memory for a document of `largest` bytes, if large, for a vocabulary that encodes it whole."""
-    if memory >= LARGE_MEMORY:
+    memory = largest * tokenizer.bytes_per_character  # of a document that is encoded whole
+    if not tokenizer.can_split and job.sentences == "none" and memory >= LARGE_MEMORY:
         messages.say(
             f"memory: this vocabulary encodes a document whole; the largest found, {byte_size(largest)} of text, "
             f"takes about {memory / 1e9:,.1f} GB in one worker; if that is too much, make documents smaller or give "
             "fewer --workers"
+        )
+    if disk > free:
+        raise InputError(
+            f"{output} needs about {byte_size(disk)}, but only {byte_size(free)} are free; make room, or name "
+            "another --output"
         )
 
 

@@ -39,8 +39,10 @@ def resolved(sentences: Sentences, tokenizer: Tokenizer) -> Sentences:
     return sentences
 
 
-def borders_by(sentences: Sentences, language: str) -> Boundaries:
-    """Return a function from a paragraph to the end offsets of its sentences, before trailing white space."""
+def borders_by(sentences: Sentences, language: str) -> Boundaries | None:
+    """Return a function from a paragraph to the end offsets of its sentences, before trailing white space; or None."""
+    if sentences == "none":
+        return None
     return line_ends if sentences == "lines" else sentence_ends(language)
 
 

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ BLOCK = 500
 
 # Characters encoded per call, which bounds memory.
 BATCH = 1 << 18
+RESUME = "rerun the same command to resume"  # the end of messages
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,7 @@ class Job:
     def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
         """Return the text of a unit in the blocks that are encoded."""
         fragments = read_unit(self.sources[unit.source], unit, self.errors)
-        return blocks(fragments, tokenizer, self._boundaries())
-
-    def _boundaries(self) -> Boundaries | None:
-        return None if self.sentences == "none" else borders_by(self.sentences, self.language)
+        return blocks(fragments, tokenizer, borders_by(self.sentences, self.language))
 
 
 class Block(NamedTuple):
@@ -109,8 +108,7 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     """Encode a unit and write its shard; an existing shard is returned unchanged."""
     if (shard := find_shard(job, number)) is not None:
         return shard
-    dtype = token_dtype(tokenizer.size)
-    tokens = documents = text_bytes = words = characters = sentences = 0
+    dtype, counts = token_dtype(tokenizer.size), Counter[str]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(atomic_file(job.shards / f"{number}.{name}", "wb")) for name in job.files}
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
@@ -118,14 +116,11 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
             files["lengths"].write(part.lengths.data)
             if "sentences" in files:
                 files["sentences"].write(part.sentences.data)
-            tokens += len(part.ids)
-            documents += len(part.lengths)
-            sentences += len(part.sentences)
-            text_bytes += part.bytes
-            words += part.words
-            characters += part.characters
-    kept = sentences if "sentences" in job.files else None
-    shard = Shard(number, tokens, documents, text_bytes, words, kept, characters)
+            counts.update(tokens=len(part.ids), documents=len(part.lengths), sentences=len(part.sentences))
+            counts.update(bytes=part.bytes, words=part.words, characters=part.characters)
+    kept = counts["sentences"] if "sentences" in job.files else None
+    tokens, documents, text_bytes, words = (counts[name] for name in ("tokens", "documents", "bytes", "words"))
+    shard = Shard(number, tokens, documents, text_bytes, words, kept, counts["characters"])
     write_file(job.shards / f"{number}.json", json.dumps(vars(shard)).encode())
     return shard
 
@@ -143,8 +138,8 @@ def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.
     counts = {"tokens": shard.tokens, "lengths": shard.documents, "sentences": shard.sentences or 0}
     arrays: list[np.ndarray] = []
     for name in job.files:
-        path, kind, count = job.shards / f"{shard.number}.{name}", np.dtype("<i8"), counts[name]
-        kind = dtype if name == "tokens" else kind
+        path, count = job.shards / f"{shard.number}.{name}", counts[name]
+        kind = dtype if name == "tokens" else np.dtype("<i8")
         size = path.stat().st_size if path.exists() else -1
         if size != count * kind.itemsize:
             raise RunError(
@@ -315,7 +310,7 @@ def _alive(process: BaseProcess) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)
         raise RunError(
             f"a worker process died (exit {process.exitcode}), perhaps out of memory; use fewer --workers, then "
-            "rerun the same command to resume"
+            f"{RESUME}"
         ) from error
 
 
@@ -340,15 +335,9 @@ def _work(connection: Connection, job: Job) -> None:
         except RunError as error:
             answer = ("failed", str(error))
         except OSError as error:
-            answer = (
-                "failed",
-                f"{error.filename or job.shards}: {error.strerror or error}; rerun the same command to resume",
-            )
+            answer = ("failed", f"{error.filename or job.shards}: {error.strerror or error}; {RESUME}")
         except MemoryError:
-            answer = (
-                "failed",
-                "a worker process ran out of memory; use fewer --workers, then rerun the same command to resume",
-            )
+            answer = ("failed", f"a worker process ran out of memory; use fewer --workers, then {RESUME}")
         connection.send(answer)
 
 

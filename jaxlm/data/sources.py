@@ -35,79 +35,6 @@ REMEDY = "convert it to UTF-8, or pass --errors replace"
 _FRAGMENT = 1 << 20
 _LINES: Any = {"decompress": True, "remedy": REMEDY}
 
-
-def read_text(path: str, errors: Errors = "strict") -> Fragments:
-    """Yield the whole file as one document, unchanged except for a byte order mark; a blank file yields nothing."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    waiting: list[str] = []
-    blank, offset = True, 0
-    with open_input(path, decompress=True) as file:
-        while True:
-            chunk = file.read(_FRAGMENT)
-            kept = decoder.getstate()[0]
-            try:
-                text = decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                raise not_utf8(error, path, offset - len(kept), REMEDY) from None
-            if offset == 0:
-                text = text.removeprefix(BYTE_ORDER_MARK)
-            offset += len(chunk)
-            blank = blank and (not text or text.isspace())
-            if not chunk:
-                break
-            # One fragment is always held back, so that the last one can be marked.
-            waiting.append(text)
-            if not blank:
-                while len(waiting) > 1:
-                    yield waiting.pop(0), False
-        waiting.append(text)
-    if not blank:
-        yield "".join(waiting), True
-
-
-def read_lines(path: str, begin: int = 0, end: int | None = None, errors: Errors = "strict") -> Fragments:
-    """Yield the blocks of lines separated by blank lines. Lines of a document are joined by \\n.
-
-    The slice owns the documents after the first blank line that starts at or after `begin` (from the first line if
-    begin is 0), up to the first blank line that starts at or after `end`.
-    """
-    found: list[str] = []
-    size, skipping = 0, begin > 0
-    lines = Lines(path, errors, begin=begin, **_LINES)
-    for _, line in lines:
-        if not line or line.isspace():
-            if found:
-                yield "\n".join(found), True
-            found, size, skipping = [], 0, False
-            if end is not None and lines.start >= end:
-                return
-        elif not skipping:
-            found.append(line)
-            size += len(line)
-            if size > _FRAGMENT:
-                yield "\n".join(found), False
-                found, size = [""], 0  # the next line begins with a line feed
-    if found:
-        yield "\n".join(found), True
-
-
-def read_jsonl(
-    path: str, field: str, begin: int = 0, end: int | None = None, errors: Errors = "strict"
-) -> Iterator[str]:
-    """Yield field `field` of each line that starts in [begin, end); blank lines are skipped."""
-    lines = Lines(path, errors, begin=begin, end=end, **_LINES)
-    for number, row in json_rows(lines, lines.where, errors, check=False):
-        if row is None:
-            continue
-        if field not in row:
-            raise InputError(lacks_field(lines.where(number), field, row, "name the field with jsonl:GLOB#FIELD"))
-        text = row[field]
-        if not isinstance(text, str):
-            kind = type(text).__name__
-            raise InputError(f"{lines.where(number)}: field {field!r} must be a string, got {kind}; fix the line")
-        yield text if text.isascii() else well_formed(text, lines.where, number, errors)
-
-
 TFDS_EXTRA = "run launch/setup.sh cpu tfds, or pip install 'jaxlm[tfds]'"
 KINDS = (
     "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD], "
@@ -196,8 +123,15 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
 
     sizes = _file_sizes(source)
     described = {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
-    if source.kind in COLUMNAR:
-        return _columnar_units(source, number, [path for path, _ in sizes], unit_bytes), described
+    columnar = source.kind in COLUMNAR
+    units = (_columnar_units if columnar else _file_units)(source, number, sizes, unit_bytes)
+    if not units:
+        raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty; name other files")
+    return units, described
+
+
+def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_bytes: int) -> list[Unit]:
+    """Return the units of files of text: consecutive slices, of several files where these are small."""
     units: list[Unit] = []
     slices: list[Slice] = []
     filled = 0.0
@@ -226,24 +160,20 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
             if filled >= unit_bytes:
                 close()
     close()
-    if not units:
-        raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty; name other files")
-    return units, described
+    return units
 
 
-def _columnar_units(source: Source, number: int, paths: list[str], unit_bytes: int) -> list[Unit]:
+def _columnar_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_bytes: int) -> list[Unit]:
     """Return the units of files of columns: consecutive parts of one file, at least one."""
     units = []
-    for path in paths:
+    for path, _ in sizes:
         begin, filled = 0, 0
-        sizes = ColumnFile(path, COLUMNAR[source.kind]).sizes(source.field)
-        for part, size in enumerate(sizes, 1):
+        parts = ColumnFile(path, COLUMNAR[source.kind]).sizes(source.field)
+        for part, size in enumerate(parts, 1):
             filled += size
-            if filled >= unit_bytes or part == len(sizes):
+            if filled >= unit_bytes or part == len(parts):
                 units.append(Unit(number, (Slice(path, begin, part),), filled))
                 begin, filled = part, 0
-    if not units:
-        raise InputError(f"source {source.spec!r}: its {len(paths)} files are empty; name other files")
     return units
 
 
@@ -253,6 +183,78 @@ def largest_file(source: Source, units: list[Unit]) -> int:
         return 0
     paths = {part.path for unit in units for part in unit.slices}
     return max((int(os.stat(path).st_size * COMPRESSED.get(Path(path).suffix, 1)) for path in paths), default=0)
+
+
+def read_text(path: str, errors: Errors = "strict") -> Fragments:
+    """Yield the whole file as one document, unchanged except for a byte order mark; a blank file yields nothing."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    waiting: list[str] = []
+    blank, offset = True, 0
+    with open_input(path, decompress=True) as file:
+        while True:
+            chunk = file.read(_FRAGMENT)
+            kept = decoder.getstate()[0]
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                raise not_utf8(error, path, offset - len(kept), REMEDY) from None
+            if offset == 0:
+                text = text.removeprefix(BYTE_ORDER_MARK)
+            offset += len(chunk)
+            blank = blank and (not text or text.isspace())
+            if not chunk:
+                break
+            # One fragment is always held back, so that the last one can be marked.
+            waiting.append(text)
+            if not blank:
+                while len(waiting) > 1:
+                    yield waiting.pop(0), False
+        waiting.append(text)
+    if not blank:
+        yield "".join(waiting), True
+
+
+def read_lines(path: str, begin: int = 0, end: int | None = None, errors: Errors = "strict") -> Fragments:
+    """Yield the blocks of lines separated by blank lines. Lines of a document are joined by \\n.
+
+    The slice owns the documents after the first blank line that starts at or after `begin` (from the first line if
+    begin is 0), up to the first blank line that starts at or after `end`.
+    """
+    found: list[str] = []
+    size, skipping = 0, begin > 0
+    lines = Lines(path, errors, begin=begin, **_LINES)
+    for _, line in lines:
+        if not line or line.isspace():
+            if found:
+                yield "\n".join(found), True
+            found, size, skipping = [], 0, False
+            if end is not None and lines.start >= end:
+                return
+        elif not skipping:
+            found.append(line)
+            size += len(line)
+            if size > _FRAGMENT:
+                yield "\n".join(found), False
+                found, size = [""], 0  # the next line begins with a line feed
+    if found:
+        yield "\n".join(found), True
+
+
+def read_jsonl(
+    path: str, field: str, begin: int = 0, end: int | None = None, errors: Errors = "strict"
+) -> Iterator[str]:
+    """Yield field `field` of each line that starts in [begin, end); blank lines are skipped."""
+    lines = Lines(path, errors, begin=begin, end=end, **_LINES)
+    for number, row in json_rows(lines, lines.where, errors, check=False):
+        if row is None:
+            continue
+        if field not in row:
+            raise InputError(lacks_field(lines.where(number), field, row, "name the field with jsonl:GLOB#FIELD"))
+        text = row[field]
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise InputError(f"{lines.where(number)}: field {field!r} must be a string, got {kind}; fix the line")
+        yield text if text.isascii() else well_formed(text, lines.where, number, errors)
 
 
 def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragments:
@@ -364,10 +366,9 @@ def _builder(source: Source):
         builder = tfds.builder(source.place, file_format="array_record")
         builder.download_and_prepare()
     except Exception as error:  # TFDS raises many kinds: unknown name, no network, full disk
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         # Without TensorFlow most of the catalogue does not load, and TFDS reports an unknown data set.
         extra = "" if _has_tensorflow() else f"; it may need TensorFlow; {TFDS_EXTRA}"
-        raise InputError(f"source {source.spec!r}: TFDS cannot load it ({first}){extra}") from error
+        raise InputError(f"source {source.spec!r}: TFDS cannot load it ({_first_line(error)}){extra}") from error
     return builder
 
 
@@ -402,16 +403,16 @@ def open_split(name: str, split: str, data_dir: str | None) -> Any:
     try:
         return tfds.data_source(name, split=split, data_dir=data_dir)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        # Without TensorFlow, GLUE's code does not load and TFDS reports an unknown data set.
-        if not _has_tensorflow():
-            raise InputError(
-                f"{where}: {name} is not prepared there as ArrayRecord, and preparing it needs TensorFlow; "
-                f"{TFDS_EXTRA} ({first})"
-            ) from None
-        raise InputError(
-            f"{where}: {name} {split} cannot be loaded ({first}); check that it can be downloaded or is prepared there"
-        ) from None
+        first = _first_line(error)
+        problem = f"{name} {split} cannot be loaded ({first}); check that it can be downloaded or is prepared there"
+        if not _has_tensorflow():  # without it, GLUE's code does not load and TFDS reports an unknown data set
+            needs = "is not prepared there as ArrayRecord, and preparing it needs TensorFlow"
+            problem = f"{name} {needs}; {TFDS_EXTRA} ({first})"
+        raise InputError(f"{where}: {problem}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _has_tensorflow() -> bool:

@@ -71,6 +71,7 @@ FORMAT = "jaxlm token store"
 VERSION = 1
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer"
+REMEDY = "delete it and prepare it again"
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,14 @@ class Store:
         """Return the tokenizer that made the store; raise InputError if its directory was damaged or replaced."""
         tokenizer = load_tokenizer(self.path / TOKENIZER)
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
-            raise InputError(
-                f"{self.path / TOKENIZER} is not the tokenizer that made this store; delete it and prepare it again"
-            )
+            raise InputError(f"{self.path / TOKENIZER} is not the tokenizer that made this store; {REMEDY}")
         return tokenizer
+
+    def origin(self, section: Section, first: int, end: int) -> RowOrigin:
+        """Return the origin of tokens first … end - 1. section: the one whose source it names."""
+        document = int(np.searchsorted(self.document_starts, first, side="right")) - 1
+        offset = first - int(self.document_starts[document])
+        return RowOrigin(str(self.path), section.source, document, offset, end - first)
 
     def verify(self) -> None:
         """Check every array; raise DamagedStore naming the first whose checksum differs."""
@@ -198,41 +203,30 @@ def open_store(path: str | Path) -> Store:
             raise ValueError(f"format {description['format']!r}")
         version, fingerprint = description["version"], description["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{path / DESCRIPTION} is damaged or not a token store's ({error}); delete it and prepare it again"
-        ) from error
+        raise InputError(f"{path / DESCRIPTION} is damaged or not a token store's ({error}); {REMEDY}") from error
     if version != VERSION:
-        raise InputError(
-            f"{path} has store version {version}, but this jaxlm reads {VERSION}; delete it and prepare it again"
-        )
+        raise InputError(f"{path} has store version {version}, but this jaxlm reads {VERSION}; {REMEDY}")
     if fingerprint != description_fingerprint(description):
-        raise InputError(
-            f"{path / DESCRIPTION} was altered: it does not match its fingerprint; delete it and prepare it again"
-        )
+        raise InputError(f"{path / DESCRIPTION} was altered: it does not match its fingerprint; {REMEDY}")
     try:
         store = Store(path, description)
         _check_arrays(store)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path / DESCRIPTION} is not a token store's ({type(error).__name__}: {error}); delete it and prepare it "
-            "again"
+            f"{path / DESCRIPTION} is not a token store's ({type(error).__name__}: {error}); {REMEDY}"
         ) from error
     for array in description["arrays"].values():
         file = path / array["file"]
         size = file.stat().st_size if file.is_file() else -1
         if size != array["bytes"]:
             found = "is missing" if size < 0 else f"has {size} bytes"
-            raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; delete it and prepare it again")
+            raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; {REMEDY}")
     return store
 
 
 def _check_arrays(store: Store) -> None:
     """Raise InputError for arrays outside of the store's directory, ValueError for those of another type or size."""
-    sizes = {
-        "tokens": store.num_tokens,
-        "document_starts": store.documents + 1,
-        "token_counts": store.vocab_size,
-    }
+    sizes = {"tokens": store.num_tokens, "document_starts": store.documents + 1, "token_counts": store.vocab_size}
     if store.sentences is not None:
         sizes["sentence_starts"] = store.sentences + 1
     arrays = store.description["arrays"]
@@ -242,7 +236,7 @@ def _check_arrays(store: Store) -> None:
         if not is_name or (store.path / file).resolve().parent != store.path.resolve():
             raise InputError(
                 f"{store.path / DESCRIPTION} must name files of its directory, got {file!r}, which is none or a link "
-                "out of it; delete it and prepare it again"
+                f"out of it; {REMEDY}"
             )
         expected = ("<u2", "<u4") if name == "tokens" else ("<i8",)
         (length,) = array["shape"]

@@ -45,9 +45,7 @@ class Text:
                 own = first + section.first_token
                 token, last = max(start, own) - first, min(end, own + section.tokens) - first
                 if token < last:
-                    document = int(np.searchsorted(store.document_starts, token, side="right")) - 1
-                    offset = token - int(store.document_starts[document])
-                    found.append(RowOrigin(str(store.path), section.source, document, offset, last - token))
+                    found.append(store.origin(section, token, last))
         return found
 
 

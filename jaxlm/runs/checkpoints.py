@@ -377,8 +377,7 @@ class Checkpoints:
             reason = next(iter(failed.values()), f"process {int(bad.any(axis=1).argmax())} could not read it")
             raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: {reason}")
         checksums = leaf_checksums(leaves)
-        named = [name for name in names if checksums[name] != description.checksums[name]]
-        if named:
+        if named := [name for name in names if checksums[name] != description.checksums[name]]:
             raise DamagedCheckpoint(f"checkpoint {place} is damaged in {listed(named)}: the checksum does not match")
         return jax.tree.unflatten(jax.tree.structure(abstract_tree), [leaves[name] for name in names])
 
@@ -391,11 +390,8 @@ class Checkpoints:
         def move() -> list[str]:
             names = []
             for step in steps:
-                name = f"{reason}-{step}"
-                tries = 1
-                while (self.directory / name).exists():
-                    tries += 1
-                    name = f"{reason}-{step}-{tries}"
+                free = itertools.chain([f"{reason}-{step}"], (f"{reason}-{step}-{n}" for n in itertools.count(2)))
+                name = next(name for name in free if not (self.directory / name).exists())
                 (self.directory / str(step)).rename(self.directory / name)
                 names.append(name)
             return names

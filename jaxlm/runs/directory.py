@@ -388,12 +388,10 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        commit = subprocess.run(
-            ["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "-C", root, "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        commit, changes = (
+            subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, timeout=10, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if dirty else "")
+    return commit.strip() + ("+" if changes else "")

@@ -58,8 +58,7 @@ class Observer:
 
     def requested(self) -> bool:
         """Return True to stop before the next step, equal on every process. Each process calls it once per step."""
-        signalled = self.signals is not None and self.signals.requested()
-        return signalled or self.stopped
+        return (self.signals is not None and self.signals.requested()) or self.stopped
 
     def _asked(self, record: dict[str, Any]) -> bool:
         answers = [callback(dict(record)) for callback in self.callbacks]

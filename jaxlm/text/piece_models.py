@@ -31,6 +31,7 @@ CHARACTER_COVERAGE = 0.9995
 # The tokens of a unigram model depend on the number of threads, and both kinds record it in the model's bytes.
 TRAINING_THREADS = 1
 
+NO_TEXT = "the sources have no text to train a tokenizer on, only blanks; check --source"
 _BLANK = "\u2581"
 
 
@@ -112,9 +113,7 @@ def train_sentencepiece(
             f"the size of a SentencePiece vocabulary must exceed {reserved + 1}, for {len(ROLES)} special tokens and "
             f"{BYTES} bytes, got {size}; ask for {reserved + 64} or more"
         )
-    lines = [line for sentence in sentences for line in split_sentence(sentence)]
-    if not lines:
-        raise InputError("the sources have no text to train a tokenizer on, only blanks; check --source")
+    lines = training_lines(sentences)
     room = max(1, int(CHARACTER_FRACTION * (size - reserved)))
     while True:
         chosen, coverage = _with_characters(lines, room)
@@ -157,6 +156,14 @@ def _train(lines: list[str], size: int, model_type: str, coverage: float) -> byt
         minloglevel=2,
     )
     return model.getvalue()
+
+
+def training_lines(sentences: Iterable[str]) -> list[str]:
+    """Return the lines to train on, as `split_sentence` splits them; InputError if there are none."""
+    lines = [line for sentence in sentences for line in split_sentence(sentence)]
+    if not lines:
+        raise InputError(NO_TEXT)
+    return lines
 
 
 def split_sentence(text: str) -> Iterator[str]:
@@ -219,12 +226,8 @@ def _specials(processor) -> dict[str, int]:
     """Return role -> id of the model's own special ids and of the control symbols with a known spelling."""
     control = {processor.id_to_piece(i): i for i in range(processor.get_piece_size()) if processor.is_control(i)}
     specials = roles_by_spelling(control)
-    own = {
-        "pad": processor.pad_id(),
-        "unknown": processor.unk_id(),
-        "start": processor.bos_id(),
-        "end": processor.eos_id(),
-    }
+    ids = (processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
+    own = dict(zip(("pad", "unknown", "start", "end"), ids, strict=True))
     specials.update({role: i for role, i in own.items() if i >= 0})
     return {role: specials[role] for role in ROLES if role in specials}
 

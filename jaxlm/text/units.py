@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from jaxlm.errors import InputError
 from jaxlm.text.library import LibraryTokenizer, build_json
+from jaxlm.text.piece_models import NO_TEXT
 
 UNKNOWN = "<unk>"
 END = "<end of document>"  # with blanks, so that no word of a text is spelt like it
@@ -74,7 +75,7 @@ def _counts(units: Iterable[str], name: str, size: int) -> Counter[str]:
         )
     counts = Counter(units)
     if not any(not unit.isspace() for unit in counts):
-        raise InputError("the sources have no text to train a tokenizer on, only blanks; check --source")
+        raise InputError(NO_TEXT)
     return counts
 
 

@@ -23,7 +23,7 @@ from typing import Literal
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
 from jaxlm.text.library import LibraryTokenizer
-from jaxlm.text.piece_models import split_sentence
+from jaxlm.text.piece_models import training_lines
 from jaxlm.text.tokenizer import SPELLINGS, roles_by_spelling
 
 FILE = "vocab.txt"
@@ -110,9 +110,7 @@ def train_wordpiece(
             f"the size of a WordPiece vocabulary must exceed {len(specials) + 2}, for {len(specials)} special tokens "
             f"and characters, got {size}; ask for 64 or more"
         )
-    lines = [line for sentence in sentences for line in split_sentence(sentence)]
-    if not lines:
-        raise InputError("the sources have no text to train a tokenizer on, only blanks; check --source")
+    lines = training_lines(sentences)
     room = max(2, int(CHARACTER_FRACTION * (size - len(specials))))
     everything = _train(lines, case, "", specials, 0)[len(specials) :]
     while True:

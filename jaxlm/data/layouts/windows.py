@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from jaxlm.data.layouts.layout import FLAG, IndependentRows, Reading
-from jaxlm.data.store import RowOrigin
 from jaxlm.data.validation_rows import ValidationRows
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import Batch
-    from jaxlm.data.store import Section, Store
+    from jaxlm.data.store import RowOrigin, Section, Store
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,11 @@ class WindowsOfSection:
         batch.segments[b, :slots] = 1
         batch.weights[b, :slots] = 1
 
-    def origin(self, row: int, epoch: int) -> list[RowOrigin]:
+    def origin(self, row: int, epoch: int) -> "list[RowOrigin]":
         """Return the origin of a row's tokens, its last target included."""
         start = row * self._length
-        token = self.section.first_token + start
-        starts = self.store.document_starts
-        document = int(np.searchsorted(starts, token, side="right")) - 1
-        tokens = min(self._length, self.targets - start) + 1
-        offset = token - int(starts[document])
-        return [RowOrigin(str(self.store.path), self.section.source, document, offset, tokens)]
+        token, tokens = self.section.first_token + start, min(self._length, self.targets - start) + 1
+        return [self.store.origin(self.section, token, token + tokens)]
 
 
 class ValidationWindows(ValidationRows):
