@@ -92,13 +92,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        mesh: Mesh,
-        batch_size: int,
-        positions: int | None = None,
-        not_greedy: Sequence[int] = (),
+        self, model: Model, *, mesh: Mesh, batch_size: int, positions: int | None = None, not_greedy: Sequence[int] = ()
     ) -> None:
         check_batch(batch_size, 1, mesh)
         self.mesh, self.batch_size, self.positions = mesh, batch_size, positions or model.max_length
