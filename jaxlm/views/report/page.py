@@ -26,7 +26,7 @@ SCRIPTS = ("tables.js", "report.js")  # parts of one script
 MARKDOWN = ("heading", "list", "blockquote", "fence", "backticks", "emphasis", "escape")
 LARGEST_HEADING = 3  # level of the largest heading of a note within the page
 # In a script of JSON, the characters that could end it or begin a comment.
-ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def page_html(
@@ -104,7 +104,7 @@ def _filled(title: str, parts: Sequence[Section], payload: Any, notes: str) -> s
 def payload_json(payload: Any) -> str:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(finite(payload), allow_nan=False, separators=(",", ":"))
-    return text.translate(str.maketrans(ESCAPES))
+    return text.translate(ESCAPES)
 
 
 def packaged(name: str) -> str:
