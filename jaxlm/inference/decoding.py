@@ -62,11 +62,10 @@ class Rows(NamedTuple):
 class CachedModel:
     """A causal model that is given one token of each row at a time, and rules for the scores of the next.
 
-    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device.
-    positions: the number of positions to use; default: all. sliding: continue texts of more positions, given a window
-    of their last tokens: `starts`.
-    forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table
-    are padding and never generated. end: the id that ends a text.
+    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device. positions: the number of
+    positions to use; default: all. sliding: continue texts of more positions, given a window of their last tokens:
+    `starts`. forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table are
+    padding and never generated. end: the id that ends a text.
     repetition_penalty: a score of an id that the row has, prompt included, is divided by it if positive, and multiplied
     by it if negative (Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019, section 4.1, with transformers' rule
     for negative scores); 1: no effect. min_length: the number of new tokens before `end` may follow.
@@ -243,8 +242,7 @@ def prefix_token(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
     """Return the id before a text, as a list: an empty prompt begins with it and it predicts the first token.
 
     After pretraining it is `end`, which separates documents; after fine-tuning in GPT-1's format `start`, which begins
-    every input. A
-    tokenizer without it gives the other one, and an empty list without both.
+    every input. A tokenizer without it gives the other one, and an empty list without both.
     """
     roles = ("start", "end") if finetuned else ("end", "start")
     return next(([tokenizer.specials[role]] for role in roles if role in tokenizer.specials), [])

@@ -55,8 +55,7 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
 def config(settings: PretrainConfig | FinetuneConfig, given: set[str]) -> Iterator[str]:
     """Yield every field of a config, then its parameters, its tokens and its learning rates. Nothing is allocated.
 
-    A vocabulary that comes from a store or a start is counted at its published size. given: the fields of the command
-    line.
+    A vocabulary of a store or a start is counted at its published size. given: the fields of the command line.
     """
     config = one_duration(settings, given)
     config.check()
