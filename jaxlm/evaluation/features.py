@@ -55,16 +55,6 @@ class TokenFeatures(NamedTuple):
         return {"index": index, "embedding": nine_digits(pooled(self.values[:, 0], pooling).tolist())}
 
 
-def check_layers(model: Model, layers: Sequence[int]) -> None:
-    """Raise InputError for a layer that the model does not have."""
-    most = model.config.num_layers
-    for layer in layers:
-        if not -most - 1 <= layer <= most:
-            raise InputError(
-                f"layers must be from {-most - 1} to {most}, got {layer}; 0 are the embeddings, -1 is the last layer"
-            )
-
-
 def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
     """Return the layers to read. InputError for one that the model does not have, and for several with pooling."""
     if arguments.pooling is not None and len(arguments.layers) > 1:
@@ -72,7 +62,11 @@ def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
             f"layers must be one layer with pooling, got {' '.join(map(str, arguments.layers))}; give one of them"
         )
     layers = arguments.layers or (LAYERS if arguments.pooling is None else LAYERS[:1])
-    check_layers(model, layers)
+    most = model.config.num_layers
+    if wrong := [layer for layer in layers if not -most - 1 <= layer <= most]:
+        raise InputError(
+            f"layers must be from {-most - 1} to {most}, got {wrong[0]}; 0 are the embeddings, -1 is the last layer"
+        )
     return layers
 
 
@@ -97,13 +91,7 @@ def token_features(
             rows.append(row)
             truncations.append(truncated)
         found = token_outputs(
-            step,
-            run.params,
-            rows,
-            mesh=run.mesh,
-            batch_size=batch_size,
-            longest=length,
-            values=len(layers) * width,
+            step, run.params, rows, mesh=run.mesh, batch_size=batch_size, longest=length, values=len(layers) * width
         )
         for row, of_tokens, truncated in zip(rows, found, truncations, strict=True):
             yield TokenFeatures(run.tokenizer.pieces(row.ids), of_tokens, truncated)

@@ -101,15 +101,9 @@ class Tally:
             first = [name for name, merit in zip(row.names, merits, strict=True) if merit == max(merits)]
             self.right[by] += (row.label in first) / len(first)
 
-    @property
-    def by_sum(self) -> float:
-        """Accuracy by the sum over tokens."""
-        return self.right["sum"] / self.rows
-
-    @property
-    def by_mean(self) -> float:
-        """Accuracy by the mean over tokens."""
-        return self.right["per-token"] / self.rows
+    def accuracies(self) -> dict[str, float]:
+        """Return the accuracies by the sum and by the mean over tokens; empty without labelled rows."""
+        return {by: right / self.rows for by, right in self.right.items()} if self.rows else {}
 
 
 def row_text(line: dict[str, Any], row: ScoredRow, found: Sequence[Score], several: bool) -> str:
@@ -180,19 +174,19 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
                 say(text)
             index += 1
             progress.count(None)
-    mean = total / tokens if tokens else math.nan
+    mean, right = total / tokens if tokens else math.nan, tally.accuracies()
     what = "rows of choices" if several else "sentences"
     given = "their context" if arguments.context and not run.model.family.is_encoder else scorer.given
     say(
         f"{run.name} on {arguments.input}: {index:,} {what}, {tokens:,} tokens scored given {given}",
         f"  log-probability {mean:.4f} nats per token, {total:.2f} in total",
-        *([] if not tally.rows else [f"  accuracy        {tally.by_sum:.4f} by sum, {tally.by_mean:.4f} per token"]),
+        *([f"  accuracy        {right['sum']:.4f} by sum, {right['per-token']:.4f} per token"] if right else []),
         *([f"  {longer:,} texts scored in chunks: {run.limit}"] if longer and positions < run.model.max_length else []),
     )
     values: dict[str, Any] = {"rows": index, "tokens": tokens, "log_probability": total, "per_token": mean}
-    if tally.rows:
-        by = {"sum": tally.by_sum, "per-token": tally.by_mean}
-        values |= {"accuracy": by[arguments.by], "accuracy_sum": by["sum"], "accuracy_per_token": by["per-token"]}
+    if right:
+        values |= {"accuracy": right[arguments.by]}
+        values |= {f"accuracy_{by.replace('-', '_')}": value for by, value in right.items()}
     return {"run": run.name, "input": arguments.input} | values
 
 

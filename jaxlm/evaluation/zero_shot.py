@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,8 @@ def evaluate_zero_shot(arguments: ZeroShot) -> list[dict[str, Any]]:
         model.params = run.params
         for task, path in missing:
             values = list(task.measure(model, Path(path), arguments.options))
-            lines = list(measured_lines(model, (str(run.path), run.step), task, path, arguments.options, values))
+            lines = measured_lines(model, (str(run.path), run.step), task, path, arguments.options, values)
             results.add(lines)
-            show(lines)
             if arguments.items is not None:
                 items += item_lines(task, values)
     if arguments.items is not None:
@@ -103,16 +102,17 @@ def measured_lines(
     path: str,
     options: ZeroShotOptions,
     values: Iterable[Measured],
-) -> Iterator[dict[str, Any]]:
-    """Yield a JSON object per value of a task. source: the run and the step, None for published weights."""
+) -> list[dict[str, Any]]:
+    """Return a JSON object per value of a task. source: the run and the step, None for published weights."""
     run, step = source
     of_value = {"run": run, "step": step, "task": task.name, "path": path, "protocol": PAPER}
-    changed = changed_options(options, task)
+    changed, lines = changed_options(options, task), []
     for measured in values:
         value = {key: found for key, found in measured._asdict().items() if key not in ("how", "rows", "of_rows")}
         length = {} if model.positions == UNLIMITED else {"context_length": model.positions}
         how = {"left_context": model.begins(), **length} | dict(measured.how)
-        yield of_value | value | how | ({"options": changed} if changed else {})
+        lines.append(of_value | value | how | ({"options": changed} if changed else {}))
+    return lines
 
 
 def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[TrainingContext], ScheduledEvaluation]]:
@@ -141,9 +141,8 @@ def during_pretraining(specs: Sequence[str], every: int) -> list[Callable[[Train
             for task, path in tasks:
                 if not results.hold(step, task, path, options):
                     values = task.measure(model, Path(path), options)
-                    lines = list(measured_lines(model, (context.run.name, step), task, path, options, values))
+                    lines = measured_lines(model, (context.run.name, step), task, path, options, values)
                     results.add(lines)
-                    show(lines)
                     context.log.to_tensorboard(step, _scalars(lines))
 
         return ScheduledEvaluation(evaluate, every, first=True)
@@ -182,13 +181,14 @@ class Results:
         return any(changed == _of_task(line.get("options", {}), task) for line in found)
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines. Each process must call this."""
+        """Append lines, and print their table. Each process must call this."""
         self.lines += map(dict, lines)
         if self.path is None:
             say(*(values_json(dict(line)) for line in lines))
         elif jax.process_index() == 0:
             with atomic_output(self.path) as file:
                 file.writelines(values_json(line) + "\n" for line in self.lines)
+        show(lines)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -271,9 +271,7 @@ def zero_shot_model(run: LoadedRun, arguments: ZeroShot, mesh: Mesh, tasks: Sequ
             raise InputError("--left-context must be given with a causal model, got an encoder; leave it out")
         if causal := [task.name for task in tasks if task.needs == "causal"]:
             raise InputError(f"--task {causal[0]} must have a causal model, got an encoder; give another run or task")
-    batch_size = arguments.batch_size
-    if batch_size is None:
-        batch_size = default_batch_size(DEFAULT_BATCH_SIZE, mesh)
+    batch_size = arguments.batch_size or default_batch_size(DEFAULT_BATCH_SIZE, mesh)
     check_batch(batch_size, 1, mesh)
     return ZeroShotModel(
         run.model,

@@ -6,6 +6,7 @@ file is refused.
 """
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ class Continuations:
     def __call__(self, prompts: Sequence[str], *, number: int = 0, done: int = 0) -> Iterator[tuple[str, list[dict]]]:
         """Yield the text to print and the lines of output for each prompt after the first `done`, in order."""
         streamed = self._stream and self.per_prompt == 1
-        for samples in self._generator(prompts, number=number, done=done, on_text=_write if streamed else None):
+        write = functools.partial(print, end="", flush=True) if streamed else None
+        for samples in self._generator(prompts, number=number, done=done, on_text=write):
             yield "" if streamed else _shown(samples), [sample.to_json() for sample in samples]
 
 
@@ -46,11 +48,7 @@ class Fillings:
     per_prompt = 1
 
     def __init__(self, run: LoadedRun, arguments: GenerateArguments) -> None:
-        self.identity = {
-            "run": _name(run),
-            "top": arguments.top,
-            "beyond-length": arguments.settings.beyond_length,
-        }
+        self.identity = {"run": _name(run), "top": arguments.top, "beyond-length": arguments.settings.beyond_length}
         self._run, self._arguments = run, arguments
         check_masked_lm(run.model, run.params, run.tokenizer, run.name)
 
@@ -188,10 +186,6 @@ def _shown(samples: Sequence[Sample]) -> str:
 
 def _name(run: LoadedRun) -> str:
     return run.name.replace(str(run.path), str(run.path.resolve()), 1) if isinstance(run.path, Path) else run.name
-
-
-def _write(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 def _open(path: Path) -> TextIO:

@@ -179,7 +179,7 @@ class ExportArguments:
     """A run: RUN or RUN@STEP."""
     to: str
     """hf:PATH, a directory that does not exist yet."""
-    weights: Literal["average", "raw"] = "average"
+    weights: Weights = "average"
     """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     verify: bool = False
     """Compare each layer's output with transformers' own."""

@@ -62,11 +62,10 @@ class Rows(NamedTuple):
 class CachedModel:
     """A causal model that is given one token of each row at a time, and rules for the scores of the next.
 
-    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device.
-    positions: the number of positions to use; default: all. sliding: continue texts of more positions, given a window
-    of their last tokens: `window_starts`.
-    forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table
-    are padding and never generated. end: the id that ends a text.
+    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device. positions: the number of
+    positions to use; default: all. sliding: continue texts of more positions, given a window of their last tokens:
+    `starts`. forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table are
+    padding and never generated. end: the id that ends a text.
     repetition_penalty: a score of an id that the row has, prompt included, is divided by it if positive, and multiplied
     by it if negative (Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019, section 4.1, with transformers' rule
     for negative scores); 1: no effect. min_length: the number of new tokens before `end` may follow.
@@ -126,8 +125,17 @@ class CachedModel:
             )
 
     def starts(self, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the index of the first token that each text of these lengths is continued from, int64 (B,)."""
-        return window_starts(lengths, self.positions) if self.sliding else np.zeros(len(lengths), np.int64)
+        """Return the index of the first token that each text of these lengths is continued from, int64 (B,).
+
+        A text of up to `positions` tokens is read as a whole, and without sliding every text. The window of a longer
+        one has moved by half its length as often as needed: each token is predicted from at least half of `positions`
+        tokens, and the window does not depend on where the prompt ends.
+        """
+        if not self.sliding:
+            return np.zeros(len(lengths), np.int64)
+        stride = self.positions - self.positions // 2
+        over = np.maximum(np.asarray(lengths, np.int64) - self.positions, 0)
+        return -(-over // stride) * stride
 
     def padded(self, prompts: Sequence[Prompt]) -> tuple[Padded, int]:
         """Return prompts, each the last part of its text if windows slide, and the positions of a cache for them."""
@@ -216,18 +224,6 @@ def length_bucket(length: int, longest: int, *, smallest: int) -> int:
     return min(bucket, longest)
 
 
-def window_starts(lengths: Sequence[int] | np.ndarray, longest: int) -> np.ndarray:
-    """Return the index of the first token that predicts the one after texts of these lengths, int64 (B,).
-
-    A text of up to `longest` tokens is read as a whole. The window of a longer one has moved by half its length as
-    often as needed: each token is predicted from at least half of `longest` tokens, and the window does not depend on
-    where the prompt ends.
-    """
-    stride = longest - longest // 2
-    over = np.maximum(np.asarray(lengths, np.int64) - longest, 0)
-    return -(-over // stride) * stride
-
-
 def for_inference(model: Model, params: Any) -> Any:
     """Return the parameters as decoding reads them fastest; no result changes.
 
@@ -246,8 +242,7 @@ def prefix_token(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:
     """Return the id before a text, as a list: an empty prompt begins with it and it predicts the first token.
 
     After pretraining it is `end`, which separates documents; after fine-tuning in GPT-1's format `start`, which begins
-    every input. A
-    tokenizer without it gives the other one, and an empty list without both.
+    every input. A tokenizer without it gives the other one, and an empty list without both.
     """
     roles = ("start", "end") if finetuned else ("end", "start")
     return next(([tokenizer.specials[role]] for role in roles if role in tokenizer.specials), [])

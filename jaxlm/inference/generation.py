@@ -1,9 +1,9 @@
 """Continuations of texts with a trained language model: one path for the command, for Python and for pretraining.
 
-`generate(run, prompts, settings)` yields the samples of each prompt, in order. Prompts are run in batches; neither the
-batch nor the number of samples changes a sample beyond rounding. A `Generator` keeps the compiled programs for further
-prompts. A `TextStream` decodes ids that arrive one by one: whole characters only, up to a stop string.
-`during_pretraining` gives the samples of `--sample-every` and `--sample-prompt`.
+A `Generator` yields the samples of each prompt, in order, and keeps the compiled programs for further prompts. Prompts
+are run in batches; neither the batch nor the number of samples changes a sample beyond rounding. A `TextStream` decodes
+ids that arrive one by one: whole characters only, up to a stop string. `during_pretraining` gives the samples
+of `--sample-every` and `--sample-prompt`.
 """
 
 import dataclasses
@@ -146,11 +146,6 @@ class Sample:
     def to_json(self) -> dict[str, Any]:
         """Return the fields that apply."""
         return {name: value for name, value in vars(self).items() if value is not None}
-
-
-def generate(run: LoadedRun, prompts: Iterable[str], settings: GenerationSettings) -> Iterator[list[Sample]]:
-    """Yield the samples of each prompt, in order. Raises as `Generator` does."""
-    yield from Generator(run, settings)(list(prompts))
 
 
 class Generator:

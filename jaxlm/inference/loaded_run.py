@@ -175,11 +175,7 @@ def load_run(path_spec: str | Path, *, mesh: Mesh | None = None, weights: Weight
 
 
 def load_model(
-    source: str | Path,
-    *,
-    mesh: Mesh | None = None,
-    custom: CustomConfig | None = None,
-    weights: Weights = "average",
+    source: str | Path, *, mesh: Mesh | None = None, custom: CustomConfig | None = None, weights: Weights = "average"
 ) -> LoadedRun:
     """Open a run, RUN or RUN@STEP, or published weights: hf:DIR, openai:DIR or google:DIR.
 

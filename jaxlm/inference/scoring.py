@@ -72,7 +72,7 @@ class _Batch(NamedTuple):
 def text_sequence(
     tokenizer: Tokenizer, text: str, *, left: Sequence[int], context: str = "", separator: str = " "
 ) -> Scored:
-    """Return `text` as a sequence to score, given `left` (0 or 1 token of `decoding.left_context`) and `context`.
+    """Return `text` as a sequence to score, given `left` (0 or 1 token of `decoding.prefix_token`) and `context`.
 
     Without a `left` token and without a context nothing predicts the first token of the text, and it is not scored.
     Context and separator + text are encoded separately, so that only tokens of the text are scored.
@@ -92,13 +92,7 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        mesh: Mesh,
-        batch_size: int,
-        positions: int | None = None,
-        not_greedy: Sequence[int] = (),
+        self, model: Model, *, mesh: Mesh, batch_size: int, positions: int | None = None, not_greedy: Sequence[int] = ()
     ) -> None:
         check_batch(batch_size, 1, mesh)
         self.mesh, self.batch_size, self.positions = mesh, batch_size, positions or model.max_length
@@ -142,8 +136,8 @@ class Scorer:
 class StreamScorer:
     """Scores a text of any length in rows of `length` tokens, each with the state that the row before left.
 
-    The text is one stream, as in an evaluation over streams with a batch of one row. The rows that the mesh needs
-    beside it are empty.
+    The text is one stream, as in an evaluation over streams with a batch of one row. The other rows that the mesh needs
+    are empty.
     """
 
     def __init__(self, model: Model, *, mesh: Mesh, length: int) -> None:

@@ -132,27 +132,24 @@ def left_out(model: GPTConfig | BertConfig) -> tuple[str, ...]:
 
 def _check_counterpart(model: GPTConfig | BertConfig, model_type: str) -> None:
     """Raise InputError for features of a model that Hugging Face's lacks."""
+    rules: list[tuple[str, object, bool, str]]
     if isinstance(model, BertConfig):
-        if model.attention == "causal":
-            raise InputError("model.attention must be bidirectional to export a BERT, got causal; export another run")
-        return
-    if model.tables == "one":
-        raise InputError("model.tables must be two to export a GPT, got one; export another run")
-    if len(model.adaptive.sizes(model.vocab_size)) > 1:
-        raise InputError(
-            f"model.adaptive.cutoffs must be empty to export a GPT, got {model.adaptive.cutoffs}; export another run"
-        )
-    if model_type == "gpt2":
-        return
-    if model.feed_forward_width != 4 * model.width:
-        raise InputError(
-            f"model.feed_forward_width must be {4 * model.width}, four times the width, to export an openai-gpt, got "
-            f"{model.feed_forward_width}; export another run"
-        )
-    if model.activation != "gelu_tanh":
-        raise InputError(
-            f"model.activation must be gelu_tanh to export an openai-gpt, got {model.activation}; export another run"
-        )
+        rules = [("attention", model.attention, model.attention != "causal", "bidirectional to export a BERT")]
+    else:
+        whole, width = len(model.adaptive.sizes(model.vocab_size)) == 1, 4 * model.width
+        rules = [
+            ("tables", model.tables, model.tables == "two", "two to export a GPT"),
+            ("adaptive.cutoffs", model.adaptive.cutoffs, whole, "empty to export a GPT"),
+        ]
+        if model_type != "gpt2":
+            inner, kind, of_gpt1 = model.feed_forward_width, model.activation, "to export an openai-gpt"
+            rules += [
+                ("feed_forward_width", inner, inner == width, f"{width}, four times the width, {of_gpt1}"),
+                ("activation", kind, kind == "gelu_tanh", f"gelu_tanh {of_gpt1}"),
+            ]
+    for name, value, fits, rule in rules:
+        if not fits:
+            raise InputError(f"model.{name} must be {rule}, got {value}; export another run")
 
 
 class _Reader:

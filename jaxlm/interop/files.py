@@ -41,14 +41,7 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 # tensorflow/core/framework/types.proto.
 _TYPES = {1: "F32", 2: "F64", 3: "I32", 9: "I64", 14: "BF16", 19: "F16"}
-_DTYPES = {
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F16": np.dtype("<f2"),
-}
+_DTYPES = FLOATS | {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 
 
 def read_json(file: Path) -> Any:
@@ -249,15 +242,11 @@ class Bundle:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         names = parse_json(read_regular(index))["weight_map"]
-        if not names or not all(map(_is_file_name, names.values())):
+        if not names or any(Path(str(file)).name != file or file in ("", "..") for file in names.values()):
             raise ValueError("weight_map must give each tensor the name of a file next to it")
         return names
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index} is damaged ({type(error).__name__}: {error}); download it again") from error
-
-
-def _is_file_name(file: Any) -> bool:
-    return isinstance(file, str) and Path(file).name == file and file not in ("", "..")
 
 
 def _entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -44,7 +44,6 @@ LENGTHS = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.js
 NO_LIMIT = 1_000_000
 # Hugging Face's `problem_type` of a sequence classifier by the kind of our task; the third is `regression`.
 PROBLEM_TYPES = {"classification": "single_label_classification", "multilabel": "multi_label_classification"}
-_TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read(directory: Path, spec: str, case: Case = "auto") -> Published:
@@ -179,7 +178,7 @@ def write_export(
     key = exchange.fields["activation"]  # of two names for one activation keep the original
     if exchange.activations.get(export.config.get(key, "")) == export.model.activation:
         values[key] = export.config[key]
-    values |= {"architectures": [export.architecture], "dtype": _TORCH[dtype], "tie_word_embeddings": True}
+    values |= {"architectures": [export.architecture], "dtype": FLOATS[dtype].name, "tie_word_embeddings": True}
     specials = {} if tokenizer is None else tokenizer.specials
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
         # None if there is none: a class's default is the id of another vocabulary.

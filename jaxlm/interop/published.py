@@ -39,39 +39,30 @@ class Layout:
     to_theirs: Callable[[np.ndarray], list[np.ndarray]]
 
 
+def _reshaped(tensors: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+    return tensors[0].reshape(shape)
+
+
 def linear(input_axes: int = 1) -> Layout:
     """Return the layout of PyTorch's nn.Linear weight (output, input) for a kernel (input …, output …)."""
-    return Layout(
-        lambda tensors, shape: tensors[0].T.reshape(shape),
-        lambda leaf: [_matrix(leaf, input_axes).T],
-    )
+    return Layout(lambda tensors, shape: tensors[0].T.reshape(shape), lambda leaf: [_matrix(leaf, input_axes).T])
 
 
 def conv1d(input_axes: int = 1) -> Layout:
     """Return the layout of GPT's Conv1D weight (input, output), in OpenAI's files with a leading axis of one."""
-    return Layout(
-        lambda tensors, shape: tensors[0].reshape(shape),
-        lambda leaf: [_matrix(leaf, input_axes)],
-    )
+    return Layout(_reshaped, lambda leaf: [_matrix(leaf, input_axes)])
 
 
 # Vectors and tables: the same numbers in the same order.
-SAME = Layout(lambda tensors, shape: tensors[0].reshape(shape), lambda leaf: [leaf])
-
-
-FLAT = Layout(lambda tensors, shape: tensors[0].reshape(shape), lambda leaf: [leaf.reshape(-1)])
-
-
+SAME = Layout(_reshaped, lambda leaf: [leaf])
+FLAT = Layout(_reshaped, lambda leaf: [leaf.reshape(-1)])
 # Separate query, key and value, nn.Linear weights (D, D) and biases (D,), for (D, 3, H, K) and (3, H, K).
 THREE_LINEARS = Layout(
     lambda tensors, shape: np.stack([tensor.T for tensor in tensors], axis=1).reshape(shape),
     lambda leaf: [leaf[:, k].reshape(leaf.shape[0], -1).T for k in range(3)],
 )
-
-
 THREE_BIASES = Layout(
-    lambda tensors, shape: np.stack(tensors).reshape(shape),
-    lambda leaf: [leaf[k].reshape(-1) for k in range(3)],
+    lambda tensors, shape: np.stack(tensors).reshape(shape), lambda leaf: [leaf[k].reshape(-1) for k in range(3)]
 )
 
 

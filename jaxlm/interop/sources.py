@@ -157,9 +157,8 @@ def tokenizer_spec(start: str, model: Any) -> str:
 def read_published(spec: str, case: Case = "auto") -> Published:
     """Return the model that `spec` names: one of KINDS and a directory, or hf: and the name of a model on the Hub.
 
-    InputError, one line, if it is unreadable.
-
-    case: whether a WordPiece vocabulary keeps the case of text; auto: from the files next to it.
+    InputError, one line, if it is unreadable. case: whether a WordPiece vocabulary keeps the case of text; auto: from
+    the files next to it.
     """
     kind, colon, location = spec.partition(":")
     if kind + colon not in _READERS:

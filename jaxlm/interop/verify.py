@@ -23,6 +23,13 @@ SENTENCES = (
     "Rain.",
     "He asked whether the letter had been sent, and to whom, and why no copy of it was kept in the office.",
 )
+# The outputs of transformers' models, and our names of them.
+_OUTPUTS = {
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "next_sentence_logits",
+    "pooler_output": "pooled",
+}
 
 Arrays = Mapping[str, np.ndarray]
 Compute = Callable[[list[list[int]]], Arrays]
@@ -124,14 +131,6 @@ def _of_transformers(directory: Path, architecture: str, ids: list[list[int]]) -
             for name, values in states.items():
                 found.setdefault(name, []).append(_padded(values.float().numpy(), len(row), longest))
     return {name: np.stack(rows) for name, rows in found.items()}
-
-
-_OUTPUTS = {
-    "logits": "logits",
-    "prediction_logits": "logits",
-    "seq_relationship_logits": "next_sentence_logits",
-    "pooler_output": "pooled",
-}
 
 
 def _padded(values: np.ndarray, length: int, longest: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from jaxlm.files import check_output
 from jaxlm.inference.loaded_run import saved_task
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.tasks import Task
 
 BARS = "▁▂▃▄▅▆▇█"
 PLOTS = (".png", ".pdf", ".svg")
@@ -55,17 +56,16 @@ def curves_of(run: RunDirectory) -> dict[str, Curve]:
     A value of several seeds and learning rates is their mean at that step. Values that are not finite are left out. A
     run that has logged nothing has no curves.
     """
-    names = main_metrics(run)
+    names = main_metrics(saved_task(run) if (run.path / "task.json").exists() else None)
     file = run.path / "metrics.jsonl"
     found = curves_by_trial(read_metrics(file) if file.exists() else (), names)
     return {name: mean_curve(list(found[name].values())) for name in names if name in found}
 
 
-def main_metrics(run: RunDirectory) -> list[str]:
+def main_metrics(task: Task | None) -> list[str]:
     """Return the metrics that are shown of a run: the loss, and the loss and the selecting metric of evaluations."""
-    if not (run.path / "task.json").exists():
+    if task is None:
         return ["loss", "validation_loss"]
-    task = saved_task(run)
     return list(dict.fromkeys(["loss", f"{task.selects}_loss", f"{task.selects}_{task.metric}"]))
 
 

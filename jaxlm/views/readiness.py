@@ -49,6 +49,11 @@ class CheckResult:
         return f"{ {True: 'ok', False: '!!', None: '--'}[self.ok] }  {self.name:<14} {self.message}"
 
 
+def _judged(name: str, ok: bool, message: str, remedy: str) -> CheckResult:
+    """Return the result of a check with the message if it passed, else with the remedy."""
+    return CheckResult(name, ok, message if ok else remedy)
+
+
 def versions() -> Iterator[CheckResult]:
     """Compare the installed packages with the requirements of this version of jaxlm."""
     shown, wrong = [], []
@@ -67,7 +72,7 @@ def versions() -> Iterator[CheckResult]:
             shown.append(f"{requirement.name} {version}")
     python = ".".join(map(str, sys.version_info[:3]))
     remedy = f"{'; '.join(wrong)}: launch/setup.sh cpu, gpu or tpu installs the tested versions"
-    yield CheckResult("versions", not wrong, remedy if wrong else f"Python {python}, {', '.join(shown)}")
+    yield _judged("versions", not wrong, f"Python {python}, {', '.join(shown)}", remedy)
 
 
 def devices() -> Iterator[CheckResult]:
@@ -77,7 +82,7 @@ def devices() -> Iterator[CheckResult]:
     message = f"{len(found)} x {kind} ({platform}), {jax.local_device_count()} of them local"
     idle = _idle() if platform == "cpu" else None
     remedy = f"{message}, and {idle}: launch/setup.sh gpu or tpu installs what it needs (JAX_PLATFORMS=cpu ignores it)"
-    yield CheckResult("devices", idle is None, message if idle is None else remedy)
+    yield _judged("devices", idle is None, message, remedy)
     if len({device.device_kind for device in found}) > 1:
         message = "they are of several kinds, and the slowest limits all: use machines of one kind"
         yield CheckResult("devices", False, message)
@@ -105,21 +110,20 @@ def processes() -> Iterator[CheckResult]:
     """Check that all processes run the same program, and that a sum over all devices is correct."""
     count = jax.process_count()
     given = re.sub(r"--distributed\.process[-_]id[= ]\d+", "", " ".join(sys.argv[1:]))  # the one flag that must differ
-    same = hashlib.sha256(" ".join([*map(_version_of, ("jax", "jaxlib", "flax", "jaxlm")), given]).encode())
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "jaxlm")]
+    same = hashlib.sha256(" ".join([*packages, given]).encode())
     mine = np.frombuffer(same.digest()[:8], np.uint8)
     all_of_them = np.asarray(multihost_utils.process_allgather(mine)).reshape(count, -1)
     different = [k for k in range(count) if not np.array_equal(all_of_them[k], all_of_them[0])]
     remedy = f"process {different[:1]} has other versions or another command than process 0: install one commit on all"
-    agreed = f"{count}, with the same versions and command"
-    yield CheckResult("processes", not different, remedy if different else agreed)
+    yield _judged("processes", not different, f"{count}, with the same versions and command", remedy)
     mesh = Mesh(np.array(jax.devices()), ("all",))
     ones = jax.make_array_from_callback(
         (mesh.size,), NamedSharding(mesh, PartitionSpec("all")), lambda index: np.ones(mesh.size, np.float32)[index]
     )
     total = float(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones))
     remedy = f"the sum of ones over {mesh.size} devices is {total:g}: a link or a device is broken; replace the machine"
-    ok = total == mesh.size
-    yield CheckResult("interconnect", ok, f"a sum over {mesh.size} devices is correct" if ok else remedy)
+    yield _judged("interconnect", total == mesh.size, f"a sum over {mesh.size} devices is correct", remedy)
 
 
 def attention_backends() -> Iterator[CheckResult]:
@@ -141,13 +145,11 @@ def attention_backends() -> Iterator[CheckResult]:
             found = compute(*(jnp.asarray(x, dtype) for x in (q, k, v)), segments_BL=jnp.asarray(segments, jnp.int32))
         error = float(np.abs(np.asarray(found, np.float64) - expected).max())
         remedy = f"the error of xla in {name} is {error:.1e}: do not train here; report the versions above"
-        ok = error <= TOLERANCE[name]
-        yield CheckResult("attention", ok, f"xla in {name}: error {error:.1e}" if ok else remedy)
+        yield _judged("attention", error <= TOLERANCE[name], f"xla in {name}: error {error:.1e}", remedy)
     if (kernel := KERNELS.get(jax.default_backend())) is not None:
         error = difference_from_xla(kernel)
-        ok = error <= TOLERANCE["bfloat16"]
         message = f"{kernel} in bfloat16: outputs and gradients differ from xla's by {error:.1e}"
-        yield CheckResult("attention", ok, message if ok else f"{message}: set --execution.attention xla")
+        yield _judged("attention", error <= TOLERANCE["bfloat16"], message, f"{message}: set --execution.attention xla")
 
 
 def machine() -> Iterator[CheckResult]:
@@ -157,7 +159,7 @@ def machine() -> Iterator[CheckResult]:
     yield CheckResult("memory", None if memory is None else True, known)
     free = shutil.disk_usage(".").free
     message = f"{free / GIB:.1f} GiB free in {Path.cwd()}"
-    yield CheckResult("disk", free > GIB, message if free > GIB else f"{message}: make room for checkpoints")
+    yield _judged("disk", free > GIB, message, f"{message}: make room for checkpoints")
     cache = Path(jax.config.jax_compilation_cache_dir or "")  # type: ignore[attr-defined]
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -165,9 +167,7 @@ def machine() -> Iterator[CheckResult]:
             pass
     except OSError as error:
         yield CheckResult(
-            "cache",
-            None,
-            f"{cache} is not writable ({error.strerror}): every start compiles again; set XDG_CACHE_HOME",
+            "cache", None, f"{cache} is not writable ({error.strerror}): every start compiles again; set XDG_CACHE_HOME"
         )
     else:
         yield CheckResult("cache", True, f"compiled programs are cached in {cache}")
@@ -199,12 +199,12 @@ def of_config(config: PretrainConfig) -> Iterator[CheckResult]:
     if limit:
         message += f" of {limit / GIB:.1f} GiB, without activations (jaxlm.aot estimates them for TPUs)"
     remedy = f"{message}: it cannot fit; shard it over more --mesh.fsdp or --mesh.tensor"
-    yield CheckResult("state", not limit or here < limit, message if not limit or here < limit else remedy)
+    yield _judged("state", not limit or here < limit, message, remedy)
     needed, memory = COPIES * whole / jax.process_count(), available_memory()
     if memory is not None:
         message = f"a checkpoint needs {needed / GIB:.2f} GiB of this host's memory"
         remedy = f"{message}, which has {memory / GIB:.1f} GiB free: use larger hosts, or more of them"
-        yield CheckResult("host memory", needed < memory, message if needed < memory else remedy)
+        yield _judged("host memory", needed < memory, message, remedy)
     free, kept = shutil.disk_usage(".").free, (config.keep_newest + 1) * whole
     message = f"{config.keep_newest} checkpoints and one being written take {kept / GIB:.2f} GiB in the run directory"
     yield CheckResult("run", None, message if kept < free else f"{message}; only {free / GIB:.1f} GiB are free here")
@@ -220,10 +220,6 @@ def _of_store(path: str) -> Iterator[CheckResult]:
         yield CheckResult("store", False, str(error))
     else:
         yield CheckResult("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
-
-
-def _version_of(package: str) -> str:
-    return f"{package} {importlib.metadata.version(package)}"
 
 
 def examine(config: PretrainConfig | None) -> list[CheckResult]:

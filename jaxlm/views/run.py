@@ -39,12 +39,8 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
     config, saved = run_config(run), run.config
     checkpoints = Checkpoints(run.checkpoints, read_only=True)
     steps = checkpoints.steps()
-    published = saved.get("published")
-    kind = "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {saved.get('task')}"
-    if published is not None:
-        kind = f"{published.get('architecture')}, imported"
-    model = config.model
-    yield f"run {run.name}: {kind}"
+    published, model = saved.get("published"), config.model
+    yield f"run {run.name}: {kind_in_words(run, config)}"
     sizes = f"{counted(model.num_layers, 'layer')} x {model.width}"
     sizes += "".join(f", {getattr(model, name)} {word}" for name, word in family_of(model).other_sizes.items())
     if steps:
@@ -69,6 +65,13 @@ def run_lines(run: RunDirectory) -> Iterator[str]:
             f"{devices.get('kind')}, {commit}"
         )
         yield f"    {start.get('command')}"
+
+
+def kind_in_words(run: RunDirectory, config: PretrainConfig | FinetuneConfig) -> str:
+    """Return the kind of a run in words, with its task or its published class."""
+    if (published := run.config.get("published")) is not None:
+        return f"{published.get('architecture')}, imported"
+    return "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {run.config.get('task')}"
 
 
 def is_split(value: Any) -> bool:
@@ -201,12 +204,9 @@ def _results_lines(path: Path) -> Iterator[str]:
     yield f"  results: {counted(len(results['runs']), 'run')}, {results['metric']} first"
     splits = {name: figures for name, figures in results.items() if is_split(figures)}
     width = max(map(len, splits), default=0) + 1
-    finished = [run for run in results["runs"] if "failed" not in run]
-    seeds = sum(run["learning_rate"] == results["learning_rate"] for run in finished)
     for split, figures in splits.items():
         names = sorted(figures, key=lambda name: (name != results["metric"], name))
-        spread = {name: f" ± {figures[name]['std']:.4f}" if seeds > 1 else "" for name in names}
-        parts = (f"{name} {figures[name]['mean']:.4f}{spread[name]}" for name in names)
+        parts = (f"{name} {_result(results, split, name)}" for name in names)
         yield f"    {split:<{width}}{'  '.join(parts)}"
     for run in results["runs"]:
         if "failed" in run:

@@ -26,14 +26,7 @@ from jaxlm.models import build, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed, flat, shown
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import (
-    FORMATS,
-    Task,
-    TrainBatches,
-    encode_examples,
-    encode_split,
-    steps_of_epochs,
-)
+from jaxlm.tasks import FORMATS, Task, TrainBatches, encode_examples, encode_split, steps_of_epochs
 from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.optimizer import learning_rate, schedule_of
@@ -60,8 +53,23 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
 
 
 def config(settings: PretrainConfig | FinetuneConfig, given: set[str]) -> Iterator[str]:
-    """Return the lines for a config without data. given: the fields of the command line."""
-    return config_lines(one_duration(settings, given))
+    """Yield every field of a config, then its parameters, its tokens and its learning rates. Nothing is allocated.
+
+    A vocabulary of a store or a start is counted at its published size. given: the fields of the command line.
+    """
+    config = one_duration(settings, given)
+    config.check()
+    fields = flat(to_json(config))
+    width = max(map(len, fields))
+    yield from (f"{name:<{width}}  {shown(fields, name)}" for name in fields)
+    yield ""
+    sized = replace(config, model=with_published_vocabulary(config.model))
+    vocabulary = f"a vocabulary of {sized.model.vocab_size:,} ids"
+    if not config.model.vocab_size:
+        vocabulary += ", the published size; training takes the store's or the start's"
+    yield f"parameters: {_parameters(sized):,} with {vocabulary}"
+    yield _duration(config)
+    yield _schedule(config.optimizer, config.num_steps)
 
 
 def batch_of_pretraining(arguments: ShowPretrainingArguments, given: set[str]) -> Iterator[str]:
@@ -112,25 +120,6 @@ def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
         yield plot_runs(runs, arguments.plot)
 
 
-def config_lines(config: PretrainConfig | FinetuneConfig) -> Iterator[str]:
-    """Yield every field of a config, then its parameters, its tokens and its learning rates. Nothing is allocated.
-
-    A vocabulary that comes from a store or a start is counted at its published size.
-    """
-    config.check()
-    fields = flat(to_json(config))
-    width = max(map(len, fields))
-    yield from (f"{name:<{width}}  {shown(fields, name)}" for name in fields)
-    yield ""
-    sized = replace(config, model=with_published_vocabulary(config.model))
-    vocabulary = f"a vocabulary of {sized.model.vocab_size:,} ids"
-    if not config.model.vocab_size:
-        vocabulary += ", the published size; training takes the store's or the start's"
-    yield f"parameters: {_parameters(sized):,} with {vocabulary}"
-    yield _duration(config)
-    yield _schedule(config.optimizer, config.num_steps)
-
-
 def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[str]:
     """Yield the batch of a pretraining step: the origin, text and positions of each row."""
     if not config.data.store:
@@ -158,7 +147,8 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
     origins = row_origins(rows, step, config.batch_size)
     for row in range(min(count, config.batch_size)):
         yield ""
-        yield f"row {row}" + (", with an empty carry" if _begins(batch, row) else "")
+        begins = isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
+        yield f"row {row}" + (", with an empty carry" if begins else "")
         if isinstance(batch, PairBatch):
             yield from pair_row_lines(batch, row, tokenizer, origins[row])
             continue
@@ -338,11 +328,6 @@ def _schedule(config: OptimizerConfig, num_steps: int | None) -> str:
     schedule = schedule_of(config, num_steps)
     rates = ", ".join(f"{float(learning_rate(config, step, schedule)):.3g} at step {step:,}" for step in at)
     return f"learning rate ({config.decay}): {rates}"
-
-
-def _begins(batch: Batch | PairBatch, row: int) -> bool:
-    """Return True if a row of a stream begins with an empty carry."""
-    return isinstance(batch, Batch) and batch.begins is not None and bool(batch.begins[row])
 
 
 def _num_steps(config: PretrainConfig, reading: Reading, step: int) -> int:

@@ -12,7 +12,7 @@ import toy_run
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.generation import GenerationSettings, Generator, generate
+from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.strategies import BeamSearch, Sampling
 from jaxlm.models import build
@@ -47,7 +47,7 @@ def test_a_prompt_gives_the_same_alone_and_in_a_batch(run):
     settings = GenerationSettings(
         length=20, num_samples=2, stop=("e c", "qu"), repetition_penalty=1.2, min_length=3, seed=4, batch_size=3
     )
-    together = list(generate(run, PROMPTS, settings))
+    together = list(Generator(run, settings)(PROMPTS))
     assert [samples[0].prompt for samples in together] == PROMPTS
     alone = Generator(run, dataclasses.replace(settings, num_samples=1, batch_size=1))
     for number, (prompt, samples) in enumerate(zip(PROMPTS, together, strict=True)):
@@ -78,7 +78,7 @@ def test_windows_slide(gpt_run, window, penalty):
         return outputs.states[0] @ outputs.output.tokens[0].T
 
     lengths = []
-    for prompt, (sample,) in zip(PROMPTS, generate(run, PROMPTS, settings), strict=True):
+    for prompt, (sample,) in zip(PROMPTS, Generator(run, settings)(PROMPTS), strict=True):
         ids = run.with_prefix(run.tokenizer.encode(prompt))
         lengths.append(len(ids))
         for token in sample.tokens:
@@ -103,7 +103,7 @@ def test_a_window_does_not_depend_on_the_other_prompts(gpt_run):
     run = dataclasses.replace(gpt_run, model=model, params=toy.random_params(config), trained_length=10)
     settings = GenerationSettings(length=30, num_samples=2, seed=4, batch_size=3, beyond_length=True)
     alone = Generator(run, dataclasses.replace(settings, num_samples=1, batch_size=1))
-    for number, (prompt, samples) in enumerate(zip(PROMPTS, generate(run, PROMPTS, settings), strict=True)):
+    for number, (prompt, samples) in enumerate(zip(PROMPTS, Generator(run, settings)(PROMPTS), strict=True)):
         ((first,),) = alone([prompt], number=number)
         assert first == samples[0] and samples[1].tokens != first.tokens
 
@@ -113,7 +113,7 @@ def test_log_probabilities_are_those_of_a_full_pass(run):
     settings = GenerationSettings(
         length=12, num_samples=3, sampling=Sampling(0.7, top_k=9), seed=1, log_probabilities=True
     )
-    for prompt, samples in zip(PROMPTS[:2], generate(run, PROMPTS[:2], settings), strict=True):
+    for prompt, samples in zip(PROMPTS[:2], Generator(run, settings)(PROMPTS[:2]), strict=True):
         begun = run.with_prefix(run.tokenizer.encode(prompt))
         for sample in samples:
             ids = np.array([[*begun, *sample.tokens]])
@@ -121,14 +121,14 @@ def test_log_probabilities_are_those_of_a_full_pass(run):
             log_probs = jax.nn.log_softmax(run.model.logits(run.params, outputs.states[0], outputs.output))
             new = np.arange(len(begun), ids.shape[1])
             np.testing.assert_allclose(sample.log_probabilities, log_probs[new - 1, ids[0, new]], rtol=1e-5, atol=1e-5)
-    assert "log_probabilities" not in next(iter(generate(run, ["The cat"], GenerationSettings(length=1))))[0].to_json()
+    assert "log_probabilities" not in next(iter(Generator(run, GenerationSettings(length=1))(["The cat"])))[0].to_json()
 
 
 def test_beams_give_the_same_alone_and_in_a_batch(run):
     """Fails when the cache of a beam is taken from another prompt's, or a shorter search ends a longer one."""
     settings = GenerationSettings(length=9, beams=3, num_samples=3, batch_size=5)
     alone = Generator(run, dataclasses.replace(settings, batch_size=1))
-    for prompt, samples in zip(PROMPTS, generate(run, PROMPTS, settings), strict=True):
+    for prompt, samples in zip(PROMPTS, Generator(run, settings)(PROMPTS), strict=True):
         (lone,) = alone([prompt])
         assert [sample.tokens for sample in lone] == [sample.tokens for sample in samples]
         assert [sample.score for sample in lone] == pytest.approx([sample.score for sample in samples], abs=1e-5)
@@ -208,7 +208,7 @@ def test_any_mesh_gives_the_same_samples(gpt_run):
     """Fails when a cache is gathered within a device, or ids are read of one shard."""
     spread = load_run(gpt_run.name, mesh=make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
     settings = GenerationSettings(length=6, beams=3, repetition_penalty=1.3)
-    one, other = (list(generate(some, PROMPTS[:3], settings)) for some in (gpt_run, spread))
+    one, other = (list(Generator(some, settings)(PROMPTS[:3])) for some in (gpt_run, spread))
     assert [samples[0].tokens for samples in one] == [samples[0].tokens for samples in other]
 
 

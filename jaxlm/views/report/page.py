@@ -26,7 +26,7 @@ SCRIPTS = ("tables.js", "report.js")  # parts of one script
 MARKDOWN = ("heading", "list", "blockquote", "fence", "backticks", "emphasis", "escape")
 LARGEST_HEADING = 3  # level of the largest heading of a note within the page
 # In a script of JSON, the characters that could end it or begin a comment.
-ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def page_html(
@@ -54,14 +54,9 @@ def page_html(
     payload = charts_json(charts, entries, records)
     payload["groups"] = groups
     payload["calibration"] = result_sections.calibration_json(runs, entries)
-    title = " and ".join(
-        filter(None, [_count(len(records), "run"), _count(len(figures), "evaluation")]),
-    )
+    shown = ((len(records), "run"), (len(figures), "evaluation"))
+    title = " and ".join(counted(number, noun) for number, noun in shown if number)
     return _filled(f"Report of {title}", parts, payload, _notes(problems, note))
-
-
-def _count(number: int, noun: str) -> str:
-    return counted(number, noun) if number else ""
 
 
 def _notes(problems: Sequence[str], note: str | None) -> str:
@@ -84,7 +79,8 @@ def note_html(text: str) -> str:
 
 def _filled(title: str, parts: Sequence[Section], payload: Any, notes: str) -> str:
     library, script = packaged(LIBRARY), "\n".join(map(packaged, SCRIPTS))
-    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in (library, script))
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (library, script)]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     shown = "".join(
         f'<section id="{part.anchor}" aria-labelledby="{part.anchor}-title"><h2 id="{part.anchor}-title">'
@@ -108,9 +104,7 @@ def _filled(title: str, parts: Sequence[Section], payload: Any, notes: str) -> s
 def payload_json(payload: Any) -> str:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(finite(payload), allow_nan=False, separators=(",", ":"))
-    for character, escape in ESCAPES.items():
-        text = text.replace(character, escape)
-    return text
+    return text.translate(ESCAPES)
 
 
 def packaged(name: str) -> str:
@@ -118,7 +112,3 @@ def packaged(name: str) -> str:
     text = (resources.files("jaxlm.views.report") / name).read_text(encoding="utf-8")
     assert "</script" not in text or name == "template.html"
     return text.replace("\r\n", "\n")
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

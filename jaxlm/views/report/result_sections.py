@@ -43,7 +43,8 @@ def _over_seeds(runs: Numbered, *, selecting: bool) -> Table:
     rows: list[Row] = []
     for (name, results, rate, trials), splits in zip(groups, found, strict=True):
         row = [Cell(name), Cell(str(results["task"])), _rate(results, rate), whole(len(trials))]
-        rows.append(row + [_mean(splits.get(split, {}).get(metric), len(trials)) for split, metric in columns])
+        means = [splits.get(split, {}).get(metric, {}) for split, metric in columns]
+        rows.append(row + [number(one.get("mean"), one.get("std") if len(trials) > 1 else None) for one in means])
     names = [f"{split} {metric}" for split, metric in columns]
     which, of_which = ("results", "the metric that selects") if selecting else ("all-results", "all metrics")
     caption = f"Mean over seeds of {of_which}, ± the standard deviation of several; * the selected learning rate"
@@ -76,12 +77,6 @@ def _common(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _rate(results: Mapping[str, Any], rate: float) -> Cell:
     several = len({trial["learning_rate"] for trial in results["runs"]}) > 1
     return number(rate, text=f"{rate:g}" + (" *" if several and rate == results.get("learning_rate") else ""))
-
-
-def _mean(values: Mapping[str, float] | None, seeds: int) -> Cell:
-    if values is None:
-        return ABSENT
-    return number(values["mean"], values["std"] if seeds > 1 else None)
 
 
 def _each_seed(runs: Numbered) -> Table:

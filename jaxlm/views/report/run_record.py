@@ -23,9 +23,8 @@ from jaxlm.inference.loaded_run import run_config, saved_task, split_run
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
-from jaxlm.training.config import PretrainConfig
 from jaxlm.views.curves import Curve, Trial, curves_by_trial, main_metrics, mean_curve
-from jaxlm.views.run import Summary, from_file, full_config
+from jaxlm.views.run import Summary, from_file, full_config, kind_in_words
 
 TRIAL = ("seed", "learning_rate")
 NOT_INPUTS = {"split", "index", *TRIAL, "prediction", "scores", "label"}
@@ -183,7 +182,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
     lines = part("metrics.jsonl", lambda: list(read_metrics(run.path / "metrics.jsonl"))) or []
     task = part("task.json", lambda: saved_task(run))
     results = part("results.json", lambda: _checked_results(from_file(run.path / "results.json"))) or {}
-    main = main_metrics(run) if task is not None else ["loss", "validation_loss"]
+    main = main_metrics(task)
     curves = part("metrics.jsonl", lambda: curves_by_trial(lines)) or {}
     of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
     starts = [start for start in part("starts.jsonl", run.starts) or [] if isinstance(start, dict)]
@@ -196,7 +195,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
     trained = [f"step {line['step']}: {line['sample']['text']}" for line in lines if "sample" in line]
     return Record(
         Summary(run.name, full_config(run), of_main, results),
-        _kind(run, config),
+        kind_in_words(run, config),
         main,
         curves,
         clock,
@@ -217,13 +216,6 @@ def _attempt(problems: list[str], what: str, read: Callable[[], T]) -> T | None:
         reason = str(error) if isinstance(error, InputError) else f"it is damaged ({type(error).__name__}: {error})"
         problems.append(one_line(f"{what}: {reason}"))
         return None
-
-
-def _kind(run: RunDirectory, config: Any) -> str:
-    published = run.config.get("published")
-    if published is not None:
-        return f"{published.get('architecture')}, imported"
-    return "pretraining" if isinstance(config, PretrainConfig) else f"fine-tuning on {run.config.get('task')}"
 
 
 def _checked_results(results: Any) -> dict[str, Any]:
