@@ -80,23 +80,23 @@ def aot(arguments: Arguments) -> dict[str, Any]:
         check(other.settings, place)
     if arguments.output is not None:
         check_output(arguments.output)
-    figures = report(arguments.settings, where)
-    print(*lines(figures), sep="\n", flush=True)
-    if not figures["fits"]:
-        tried = {"micro-batches": figures["micro_batches"], "execution.remat": figures["remat"]}
-        figures["advice"] = advice(with_fields(arguments.settings, tried), where)
-        figures["advice"]["larger_gpu"] = larger_gpu(figures, where)
-        print(*advice_lines(figures["advice"]), sep="\n")
+    whole = report(arguments.settings, where)
+    print(*lines(whole), sep="\n", flush=True)
+    if not whole["fits"]:
+        tried = {"micro-batches": whole["micro_batches"], "execution.remat": whole["remat"]}
+        whole["advice"] = advice(with_fields(arguments.settings, tried), where)
+        whole["advice"]["larger_gpu"] = larger_gpu(whole, where)
+        print(*advice_lines(whole["advice"]), sep="\n")
     if others:
-        figures["compared"] = [
+        whole["compared"] = [
             {"choice": choice} | report(other.settings, place)
             for (choice, other), place in zip(others, elsewhere, strict=True)
         ]
-        print(*table([{"choice": "as given"} | figures, *figures["compared"]]), sep="\n")
-    print(json.dumps(figures), flush=True)
+        print(*table([{"choice": "as given"} | whole, *whole["compared"]]), sep="\n")
+    print(json.dumps(whole), flush=True)
     if arguments.output is not None:
-        write_json(arguments.output, figures)
-    return figures
+        write_json(arguments.output, whole)
+    return whole
 
 
 def with_choice(arguments: Arguments, choice: str) -> Arguments:
@@ -116,38 +116,38 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
     return replace(checked(chosen), settings=one_duration(chosen.settings, given_fields(fields)))
 
 
-def lines(figures: dict[str, Any]) -> list[str]:
+def lines(whole: dict[str, Any]) -> list[str]:
     """Return the lines of the report."""
     found = []
-    for step in figures["steps"]:
-        found += _step_lines(figures, step)
-    least = "≥ " if any(step["lower_bound"] for step in figures["steps"]) else ""
-    if figures["days"] is not None:
-        found.append(f"the whole run: {least}{figures['days']:.1f} days")
-    elif all(step["step_milliseconds"] is not None for step in figures["steps"]):
+    for step in whole["steps"]:
+        found += _step_lines(whole, step)
+    least = "≥ " if any(step["lower_bound"] for step in whole["steps"]) else ""
+    if whole["days"] is not None:
+        found.append(f"the whole run: {least}{whole['days']:.1f} days")
+    elif all(step["step_milliseconds"] is not None for step in whole["steps"]):
         found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
-    found.append(f"versions: {in_words(figures['versions'])}")
-    if figures["calibration"]:
+    found.append(f"versions: {in_words(whole['versions'])}")
+    if whole["calibration"]:
         found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")
     found += [
         f"  {one['program']:<16}{one['estimated']:8,.0f} of {one['peak']:,.0f} {one['unit']}"
-        for one in figures["calibration"]
+        for one in whole["calibration"]
     ]
     return found
 
 
-def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
-    slices = f"{figures['slices']} slices, " if figures["slices"] > 1 else ""
+def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
+    slices = f"{whole['slices']} slices, " if whole["slices"] > 1 else ""
     found = [
-        f"{slices}{counted(figures['chips'], figures['device'])} of {figures['topology']}, {step['batch_size']} x "
+        f"{slices}{counted(whole['chips'], whole['device'])} of {whole['topology']}, {step['batch_size']} x "
         f"{step['length']} tokens per step in {counted(step['micro_batches'], 'micro-batch', 'micro-batches')}, "
-        f"remat {step['remat']} ({step['compile_seconds']} s to compile); all figures are estimates"
+        f"remat {step['remat']} ({step['compile_seconds']} s to compile); all numbers are estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
         return [
             *found,
-            f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {figures['device']}  DOES NOT FIT",
+            f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {whole['device']}  DOES NOT FIT",
         ]
     memory = step["memory_gib"]
     compiler = ""
@@ -157,13 +157,13 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
             f"{step['bytes_accessed'] / 1e9:,.1f} GB)"
         )
     found += [
-        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per {figures['device']}: state and batch "
+        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per {whole['device']}: state and batch "
         f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
         + ("" if step["fits"] else "  DOES NOT FIT"),
         f"  step          {_at_least(step)}{step['step_milliseconds']:.1f} ms, "
         f"{_at_most(step)}{step['tokens_per_second']:,.0f} tokens/s, MFU {_at_most(step)}{step['mfu']:.1%}",
-        *_bound_lines(figures, step),
-        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per {figures['device']} "
+        *_bound_lines(whole, step),
+        f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per {whole['device']} "
         f"{step['chip_tflops']:,.2f} T in matrix products outside kernels{compiler}",
     ]
     found += [f"    {name:<18}{value:8.2f} ms" for name, value in step["step_parts"].items()]
@@ -186,14 +186,14 @@ def _step_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
     return found
 
 
-def _bound_lines(figures: dict[str, Any], step: dict[str, Any]) -> list[str]:
+def _bound_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
     """Return the line of the bound, which estimates for GPUs have."""
     if step["bound_milliseconds"] is None:
         return []
     return [
         f"  bound         {step['bound_milliseconds']:.1f} ms, each operation by its FLOPs and bytes alone; the step's "
         f"products at the peak: {1e3 * step['chip_tflops'] / step['peak_tflops']:.1f} ms; other operations of the "
-        f"estimate by {figures['cost_model']}"
+        f"estimate by {whole['cost_model']}"
     ]
 
 
@@ -240,12 +240,12 @@ def table(reports: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _at_least(figures: dict[str, Any]) -> str:
-    return "≥ " if figures["lower_bound"] else ""
+def _at_least(whole: dict[str, Any]) -> str:
+    return "≥ " if whole["lower_bound"] else ""
 
 
-def _at_most(figures: dict[str, Any]) -> str:
-    return "≤ " if figures["lower_bound"] else ""
+def _at_most(whole: dict[str, Any]) -> str:
+    return "≤ " if whole["lower_bound"] else ""
 
 
 def main() -> None:

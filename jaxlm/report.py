@@ -55,11 +55,11 @@ def write_report(arguments: Arguments) -> None:
     from jaxlm.views.report.run_record import read_targets
 
     note = None if arguments.note is None else _read_note(arguments.note)
-    records, figures, problems = read_targets(arguments.targets, arguments.examples)
-    page = page_html(records, figures, problems, note)
+    records, evaluations, problems = read_targets(arguments.targets, arguments.examples)
+    page = page_html(records, evaluations, problems, note)
     with atomic_output(arguments.output) as file:
         file.write(page)
-    shown = [counted(len(found), noun) for found, noun in ((records, "run"), (figures, "evaluation")) if found]
+    shown = [counted(len(found), noun) for found, noun in ((records, "run"), (evaluations, "evaluation")) if found]
     print(f"{arguments.output}: {' and '.join(shown)}, {byte_size(len(page.encode()))}")
 
 

@@ -182,7 +182,7 @@ def _results(results: dict[str, Any]) -> list[str]:
     rate = results.get("learning_rate")
     count = sum("failed" not in run and run.get("learning_rate") == rate for run in results["runs"])
     runs = "1 run" if count == 1 else f"{count} runs, mean ± deviation"
-    lines = [f"Task {results['task']}, {runs}:", "", "| part | figure | |", "|---|---|---|"]
+    lines = [f"Task {results['task']}, {runs}:", "", "| split | metric | |", "|---|---|---|"]
     for part, values in _splits(results):
         for name, value in values.items():
             spread = f" ± {value['std']:.4f}" if count > 1 else ""
@@ -198,4 +198,4 @@ def _last_metrics(file: Path) -> list[str]:
         last |= {
             name: value for name, value in line.items() if name == "step" or "loss" in name or "perplexity" in name
         }
-    return ["| figure | |", "|---|---|", *(f"| {name} | {value} |" for name, value in last.items())] if last else []
+    return ["| metric | |", "|---|---|", *(f"| {name} | {value} |" for name, value in last.items())] if last else []

@@ -122,7 +122,7 @@ def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
     flops = tokens * pretraining.flops_per_token(length)
     dtype = "bfloat16" if config.execution.dtype == "auto" else config.execution.dtype
     peak = compiled.peak_gib
-    figures: dict[str, Any] = {
+    values: dict[str, Any] = {
         "length": length,
         "batch_size": config.batch_size,
         "micro_batches": config.micro_batches,
@@ -142,11 +142,11 @@ def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
         "collectives": [],
     }
     if compiled.step is None:
-        return figures
+        return values
     found = where.estimate(compiled.step, mesh.shape)
     seconds = found.milliseconds / 1e3
     cost: Any = compiled.step.cost_analysis() or {}  # the GPU's compiler has none
-    return figures | {
+    return values | {
         "memory_gib": {name: round(size, 3) for name, size in dataclasses.asdict(found.memory).items()},
         "step_milliseconds": round(found.milliseconds, 3),
         "bound_milliseconds": found.bound_milliseconds and round(found.bound_milliseconds, 3),

@@ -27,7 +27,7 @@ from jaxlm.views.curves import Curve, curves_of, save_plot, text_curve
 from jaxlm.views.data import tokenizer_lines
 from jaxlm.wording import counted
 
-LANGUAGE_FIGURES = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, besides the loss
+LANGUAGE_METRICS = ("perplexity", "word_perplexity", "bits_per_byte")  # of a decoder's validation, besides the loss
 CURVE = 10  # lines of a run's metrics that are shown
 LONGEST = 40  # characters of a value in a table, and of the differences in a label
 WIDEST = 48  # bars of a curve
@@ -189,9 +189,9 @@ def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> It
     if validation:
         best = min(validation, key=lambda line: line["validation_loss"])
         for name, line in (("best", best), ("last", validation[-1])):
-            figures = {key: line[key] for key in line if key.startswith("validation_") or key in LANGUAGE_FIGURES}
-            length = figures.pop("validation_length", None)
-            said = metrics_sentence(figures).removeprefix("validation ") + (
+            metrics = {key: line[key] for key in line if key.startswith("validation_") or key in LANGUAGE_METRICS}
+            length = metrics.pop("validation_length", None)
+            said = metrics_sentence(metrics).removeprefix("validation ") + (
                 "" if length is None else f", rows of {length}"
             )
             yield f"  {name} validation: step {line['step']:,}, {said}"
@@ -202,10 +202,10 @@ def _results_lines(path: Path) -> Iterator[str]:
         return
     results = from_file(path)
     yield f"  results: {counted(len(results['runs']), 'run')}, {results['metric']} first"
-    splits = {name: figures for name, figures in results.items() if is_split(figures)}
+    splits = {name: metrics for name, metrics in results.items() if is_split(metrics)}
     width = max(map(len, splits), default=0) + 1
-    for split, figures in splits.items():
-        names = sorted(figures, key=lambda name: (name != results["metric"], name))
+    for split, metrics in splits.items():
+        names = sorted(metrics, key=lambda name: (name != results["metric"], name))
         parts = (f"{name} {_result(results, split, name)}" for name in names)
         yield f"    {split:<{width}}{'  '.join(parts)}"
     for run in results["runs"]:

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the results")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
-        raise InputError(f"--seeds must be positive, got {arguments.seeds}; give at least 1")
+        raise InputError(f"--seeds must be at least 1, got {arguments.seeds}; give a larger one")
     model = jaxlm.load(arguments.run)
     train, test = (
         read_sentences(arguments.data / f"{name}.conll", NER.task, labelled=True).examples for name in ("train", "test")

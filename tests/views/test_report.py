@@ -203,15 +203,15 @@ def test_runs_under_way_and_sections(runs, page):
 
 
 def test_evaluations_and_samples(tmp_path, monkeypatch):
-    """Fails when figures of jaxlm.evaluate or texts of jaxlm.generate are left out, or a separator ends a text."""
+    """Fails when metrics of jaxlm.evaluate or texts of jaxlm.generate are left out, or a separator ends a text."""
     run = pretrained(tmp_path / "one")
     samples = [json.dumps({"text": f"It was\u2028 sample {k}."}, ensure_ascii=False) for k in range(5)]
     (run / "samples.jsonl").write_text("\n".join(samples) + "\n", encoding="utf-8")
     (tmp_path / "figures.json").write_text('{"perplexity": 12.5, "tokens": 300, "by": {"section": "NaN"}}')
     html = html_of(monkeypatch, tmp_path / "r.html", run, tmp_path / "figures.json", "--examples", 2)
     found = Page(html)
-    assert found.table("Figures of jaxlm.evaluate") == [
-        ["figure", "figures.json"], ["perplexity", "12.5000"], ["tokens", "300"], ["by.section", "NaN"],
+    assert found.table("Metrics of jaxlm.evaluate") == [
+        ["metric", "figures.json"], ["perplexity", "12.5000"], ["tokens", "300"], ["by.section", "NaN"],
     ]  # fmt: skip
     assert " sample 1." in found.text and " sample 2." not in found.text
     alone = Page(html_of(monkeypatch, tmp_path / "r.html", tmp_path / "figures.json"))

@@ -1,8 +1,8 @@
-"""Charts of a report: their lines as compact arrays for the page, and their figures for its tables.
+"""Charts of a report: their lines as compact arrays for the page, and their values for its tables.
 
 A curve of more than EXACT points is stored as the lowest and the highest value of each of PARTS equal parts, so that no
 spike is lost, with the means of the parts for smoothing. Steps are int32 and values float32, little-endian, in base64.
-Figures in tables are computed from all values.
+Values in tables are computed from all values.
 """
 
 import base64

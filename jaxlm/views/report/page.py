@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from jaxlm.views.report import result_sections, sections
 from jaxlm.views.report.charts import charts_json, charts_of, entries_of, groups_json
-from jaxlm.views.report.run_record import Figures, Record
+from jaxlm.views.report.run_record import Evaluation, Record
 from jaxlm.views.report.sections import Section, short_names
 from jaxlm.views.report.tables import escaped
 from jaxlm.wording import counted, finite
@@ -30,7 +30,7 @@ ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def page_html(
-    records: Sequence[Record], figures: Sequence[Figures], problems: Sequence[str] = (), note: str | None = None
+    records: Sequence[Record], evaluations: Sequence[Evaluation], problems: Sequence[str] = (), note: str | None = None
 ) -> str:
     """Return the page. problems: sentences about what could not be read. note: a text in Markdown."""
     names = short_names([record.name for record in records])
@@ -46,7 +46,7 @@ def page_html(
         result_sections.errors_section(runs),
         result_sections.predictions_section(runs),
         sections.zero_shot_section(records, names),
-        sections.evaluations_section(figures),
+        sections.evaluations_section(evaluations),
         sections.samples_section(records, names),
         sections.starts_section(records, names),
     ]
@@ -54,7 +54,7 @@ def page_html(
     payload = charts_json(charts, entries, records)
     payload["groups"] = groups
     payload["calibration"] = result_sections.calibration_json(runs, entries)
-    shown = ((len(records), "run"), (len(figures), "evaluation"))
+    shown = ((len(records), "run"), (len(evaluations), "evaluation"))
     title = " and ".join(counted(number, noun) for number, noun in shown if number)
     return _filled(f"Report of {title}", parts, payload, _notes(problems, note))
 

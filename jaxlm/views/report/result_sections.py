@@ -130,7 +130,7 @@ def errors_section(runs: Numbered) -> Section | None:
                 bins.append(_details(f"Calibration of {title}", table_html(table)))
     if not matrices and not bins:
         return None
-    content = "<p>Figures of the best seed of each run.</p>\n" + "".join(matrices)
+    content = "<p>Metrics of the best seed of each run.</p>\n" + "".join(matrices)
     splits = calibration_json(runs, [])
     content += "".join(
         f'<figure class="chart reliability" data-split="{escaped(split)}"><h3>Calibration on {escaped(split)}</h3>'

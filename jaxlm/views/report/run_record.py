@@ -140,24 +140,24 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures of an evaluation: a JSON object that jaxlm.evaluate wrote."""
+class Evaluation:
+    """Metrics of an evaluation: a JSON object that jaxlm.evaluate wrote."""
 
     name: str
     values: Mapping[str, Any]
 
 
-def read_targets(targets: Sequence[str], count: int) -> tuple[list[Record], list[Figures], list[str]]:
-    """Return runs, figures of evaluations, and sentences about those that cannot be read.
+def read_targets(targets: Sequence[str], count: int) -> tuple[list[Record], list[Evaluation], list[str]]:
+    """Return runs, evaluations, and sentences about those that cannot be read.
 
     targets: run directories, RUN@STEP, URLs of runs, or .json files of jaxlm.evaluate. count: examples and samples of
     each run. InputError for a target that does not exist or is something else, and if none can be read.
     """
-    records, figures, problems = list[Record](), list[Figures](), list[str]()
+    records, evaluations, problems = list[Record](), list[Evaluation](), list[str]()
     for target in dict.fromkeys(targets):
         if target.endswith(".json") and Path(target).is_file():
             values = _attempt(problems, f"{target} cannot be read", functools.partial(read_object, Path(target)))
-            figures += [] if values is None else [Figures(target, values)]
+            evaluations += [] if values is None else [Evaluation(target, values)]
             continue
         run = RunDirectory(split_run(target)[0])
         if not (run.path / "config.json").exists():
@@ -165,11 +165,11 @@ def read_targets(targets: Sequence[str], count: int) -> tuple[list[Record], list
         record = _attempt(problems, f"{run.name} cannot be shown", functools.partial(read_record, run, count))
         records += [] if record is None else [record]
     problems += [problem for record in records for problem in record.problems]
-    if not records and not figures:
+    if not records and not evaluations:
         raise InputError(problems[0])
     for problem in problems:
         log.warning("%s", problem)
-    return records, figures, problems
+    return records, evaluations, problems
 
 
 def read_record(run: RunDirectory, count: int) -> Record:
@@ -233,8 +233,8 @@ def _check_report(report: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError unless a split's report has what its tables show."""
     for counts in report.get("confusion_matrix", ()):
         sum(counts)
-    for figures in report.get("classes", {}).values():
-        [float(figures[name]) for name in ("precision", "recall", "f1")]
+    for metrics in report.get("classes", {}).values():
+        [float(metrics[name]) for name in ("precision", "recall", "f1")]
     for one in report.get("calibration", ()):
         if int(one["examples"]):
             float(one["accuracy"]), float(one["probability"])

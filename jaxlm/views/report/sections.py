@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxlm.runs.config import CONTENTS, flat
 from jaxlm.views.report.charts import EXACT, Chart, Entry, Line
-from jaxlm.views.report.run_record import Figures, Record
+from jaxlm.views.report.run_record import Evaluation, Record
 from jaxlm.views.report.tables import ABSENT, Cell, Row, Table, escaped, number, swatch, table_html, whole
 from jaxlm.views.run import Summary, differing_values
 from jaxlm.wording import counted
@@ -165,7 +165,7 @@ def _figure(k: int, chart: Chart, entries: Sequence[Entry]) -> str:
     return (
         f'<figure class="chart" data-chart="{k}"{hidden}><h3>{escaped(chart.title)}</h3><div class="plot" '
         f'role="img" tabindex="0" aria-describedby="keys" aria-label="{sentence}"></div>'
-        f"{table_html(_figures_table(chart, whole_lines, entries))}</figure>\n"
+        f"{table_html(_values_table(chart, whole_lines, entries))}</figure>\n"
     )
 
 
@@ -180,7 +180,7 @@ def sentence_of(chart: Chart, lines: Sequence[Line]) -> str:
     return f"{said}; the last values are from {min(ends):.4g} ({line.label}) to {max(ends):.4g} ({highest.label})."
 
 
-def _figures_table(chart: Chart, lines: Sequence[Line], entries: Sequence[Entry]) -> Table:
+def _values_table(chart: Chart, lines: Sequence[Line], entries: Sequence[Entry]) -> Table:
     """Return the first, best and last values of the lines; with several seeds, the deviation of their last values."""
     best = ("best", "at step") if chart.judged else ("lowest", "highest")
     rows: list[Row] = []
@@ -245,19 +245,19 @@ def zero_shot_section(records: Sequence[Record], names: Sequence[str]) -> Sectio
     )
 
 
-def evaluations_section(figures: Sequence[Figures]) -> Section | None:
-    """Return the figures of evaluations, a column for each file."""
-    if not figures:
+def evaluations_section(evaluations: Sequence[Evaluation]) -> Section | None:
+    """Return the metrics of evaluations, a column for each file."""
+    if not evaluations:
         return None
-    values = [flat(one.values) for one in figures]
+    values = [flat(one.values) for one in evaluations]
     names = list(dict.fromkeys(name for one in values for name in one))
-    rows: list[Row] = [[name, *(_figure_cell(one.get(name)) for one in values)] for name in names]
-    columns = ("figure", *short_names([one.name for one in figures]))
-    table = Table("Figures of jaxlm.evaluate", columns, rows, "evaluations")
+    rows: list[Row] = [[name, *(_metric_cell(one.get(name)) for one in values)] for name in names]
+    columns = ("metric", *short_names([one.name for one in evaluations]))
+    table = Table("Metrics of jaxlm.evaluate", columns, rows, "evaluations")
     return Section("evaluations", "Evaluations", table_html(table))
 
 
-def _figure_cell(value: Any) -> Cell:
+def _metric_cell(value: Any) -> Cell:
     if value is None:
         return ABSENT
     if isinstance(value, bool) or not isinstance(value, int | float):
