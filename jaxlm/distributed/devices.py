@@ -72,13 +72,9 @@ def rarely(due: jax.Array, compute: Callable[..., Any], arguments: tuple[Any, ..
     with jax.named_scope(RARE_BRANCH):
         if platform() != "gpu":
             return jax.lax.cond(due, compute, lambda *_: otherwise, *arguments)
-
-        def body(carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-            # Tied to the carry, or the compiler would move the computation out of the loop.
-            _, tied = jax.lax.optimization_barrier((carry[0], arguments))
-            return jnp.array(False), compute(*tied)
-
-        return jax.lax.while_loop(lambda carry: carry[0], body, (due, otherwise))[1]
+        return jax.lax.while_loop(
+            lambda carry: carry[0], lambda carry: (jnp.array(False), compute(*arguments)), (due, otherwise)
+        )[1]
 
 
 def capability_of(device: jax.Device) -> tuple[int, int]:
