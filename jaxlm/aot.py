@@ -147,7 +147,7 @@ def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
         return [
             *found,
-            f"  memory        {needed} needed of {step['hbm_gib']:.0f} GiB per {whole['device']}  DOES NOT FIT",
+            f"  memory        {needed} needed of {step['hbm_gib']:.3g} GiB per {whole['device']}  DOES NOT FIT",
         ]
     memory = step["memory_gib"]
     compiler = ""
@@ -157,7 +157,7 @@ def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
             f"{step['bytes_accessed'] / 1e9:,.1f} GB)"
         )
     found += [
-        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.0f} GiB per {whole['device']}: state and batch "
+        f"  memory        {step['peak_gib']:.2f} of {step['hbm_gib']:.3g} GiB per {whole['device']}: state and batch "
         f"{memory['arguments']:.2f}, temporaries {memory['temporaries']:.2f}, program {memory['program']:.2f}"
         + ("" if step["fits"] else "  DOES NOT FIT"),
         f"  step          {_at_least(step)}{step['step_milliseconds']:.1f} ms, "

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.stages import Compiled
 
-from jaxlm.compiler.estimate import Estimate, Rate, calibration, estimate
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError
 
@@ -113,14 +111,6 @@ class Topology:
     def compiler_options(self) -> Mapping[str, Any]:
         """Options of the compilation of a step."""
         return {}
-
-    def estimate(self, compiled: Compiled, mesh: Mapping[str, int]) -> Estimate:
-        """Return the estimated cost of a program that was compiled for these chips, in a mesh of these sizes."""
-        return estimate(compiled, self, mesh)
-
-    def calibration(self) -> tuple[Rate, ...]:
-        """Return the rates that the estimates imply for three small programs, and the chip's peaks."""
-        return calibration(self)
 
     def devices(self) -> Sequence[Any]:
         """Return devices to compile for. InputError if the TPU compiler is missing or does not know the topology."""

@@ -10,14 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.hlo import Module, Operation, shape_bytes, tuple_parts
-
-if TYPE_CHECKING:
-    from jaxlm.compiler.chips import Topology
 
 # For a ring of n: how often (n - 1) / n of the larger side of a collective is sent by each chip.
 _PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
@@ -72,7 +69,7 @@ def collectives(
     return tuple(Collective(*key, counts[key], sizes[key]) for key in sorted(counts))
 
 
-def milliseconds(one: Collective, topology: "Topology") -> float:
+def milliseconds(one: Collective, topology: Topology) -> float:
     """Return the time of `one` in a step, from its bytes alone.
 
     Within a slice a group of all chips uses all links in one direction, a smaller group those of one side of the torus.

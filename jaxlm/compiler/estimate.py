@@ -15,18 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
 
+from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.collectives import Collective, collectives, milliseconds
 from jaxlm.compiler.hlo import Computation, Module, Operation, parse
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
-
-if TYPE_CHECKING:
-    from jaxlm.compiler.chips import Topology
 
 _SIDES = re.compile(r"\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -112,7 +110,7 @@ class Estimate:
         return any(kernel.milliseconds is None for kernel in self.kernels)
 
 
-def estimate(compiled: Compiled, topology: "Topology", mesh: Mapping[str, int]) -> Estimate:
+def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) -> Estimate:
     """Return the estimate for a program compiled for `topology`, with its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
     found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, topology.slices))
@@ -157,7 +155,7 @@ class Rate:
 
 
 @functools.cache
-def calibration(topology: "Topology") -> tuple[Rate, ...]:
+def calibration(topology: Topology) -> tuple[Rate, ...]:
     """Return the rates of a bfloat16 matrix product and of float32 elementwise operations and row sums, 8192 x 8192."""
     wide = _SIDE * _SIDE * 4
     matmul = _seconds(topology, jnp.bfloat16, lambda x: x @ x)
@@ -226,7 +224,7 @@ def _line(module: Module, operation: Operation) -> str:
     return "other fusions"
 
 
-def _kernels(module: Module, topology: "Topology") -> tuple[Kernel, ...]:
+def _kernels(module: Module, topology: Topology) -> tuple[Kernel, ...]:
     """Return the kernels by name; kernels of one name that differ in shape are combined."""
     counts: Counter[tuple[str, str]] = Counter()
     for operation, times in module.runs():
@@ -245,7 +243,7 @@ def _kernels(module: Module, topology: "Topology") -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-def _seconds(topology: "Topology", dtype: jnp.dtype, program: Callable[[jax.Array], jax.Array]) -> float:
+def _seconds(topology: Topology, dtype: jnp.dtype, program: Callable[[jax.Array], jax.Array]) -> float:
     place = jax.sharding.SingleDeviceSharding(topology.devices()[0])
     x = jax.ShapeDtypeStruct((_SIDE, _SIDE), dtype, sharding=place)
     module = parse(jax.jit(program).lower(x).compile().as_text() or "")

@@ -12,16 +12,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jax.stages import Compiled
 
 from jaxlm.compiler.collectives import SLICES, Collective, collectives, passes
 from jaxlm.compiler.estimate import CostlyOperation, Estimate, flops_of, memory_of
+from jaxlm.compiler.gpus import GpuTopology
 from jaxlm.compiler.hlo import Computation, Module, Operation, parse, shape_bytes
-
-if TYPE_CHECKING:
-    from jaxlm.compiler.gpus import GpuTopology
 
 PRODUCT_SHARE = 0.75  # of the peak, for matrix products
 ATTENTION_SHARE = 0.45  # of the peak, for cuDNN's attention
@@ -51,7 +48,7 @@ class Cost:
     bound: float
 
 
-def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int]) -> Estimate:
+def estimate(compiled: Compiled, topology: GpuTopology, mesh: Mapping[str, int]) -> Estimate:
     """Return the estimate for a program compiled for `topology`, with its devices in a mesh of these sizes."""
     module = parse(compiled.as_text() or "")
     found = tuple((one, milliseconds(one, topology)) for one in collectives(module, mesh, per_host=topology.per_host))
@@ -84,12 +81,12 @@ def estimate(compiled: Compiled, topology: "GpuTopology", mesh: Mapping[str, int
     )
 
 
-def milliseconds(one: Collective, topology: "GpuTopology") -> float:
+def milliseconds(one: Collective, topology: GpuTopology) -> float:
     """Return the time of a collective in a step, from its bytes alone."""
     return passes(one) * one.bytes / topology.link_bytes(one.network == SLICES) * 1e3
 
 
-def costs_of(module: Module, topology: "GpuTopology") -> Iterator[Cost]:
+def costs_of(module: Module, topology: GpuTopology) -> Iterator[Cost]:
     """Yield the operations of a step that take time; collectives are not among them."""
     gpu = topology.chip
     for operation, count in module.runs():

@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.stages import Compiled
 
-from jaxlm.compiler.estimate import Estimate, Rate
-from jaxlm.compiler.gpu_estimate import estimate
 from jaxlm.cuda import quiet
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError, one_line
@@ -144,17 +141,9 @@ class GpuTopology:
             ) from error
         return found.devices
 
-    def estimate(self, compiled: Compiled, mesh: Mapping[str, int]) -> Estimate:
-        """Return the estimated cost of a program that was compiled for these devices, in a mesh of these sizes."""
-        return estimate(compiled, self, mesh)
-
     def link_bytes(self, spans_hosts: bool) -> float:
         """Return the bytes per second that one GPU sends to the others of its host, or to other hosts."""
         return (_NETWORK_GBPS if spans_hosts else self.chip.link_gbps / 2) * 1e9
-
-    def calibration(self) -> tuple[Rate, ...]:
-        """Return nothing: these estimates are not cycles of the compiler."""
-        return ()
 
 
 def gpu_topology(name: str, memory_gib: float | None = None) -> GpuTopology:

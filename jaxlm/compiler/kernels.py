@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxlm.compiler.chips import topology
 from jaxlm.compiler.hlo import Operation
 
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -146,8 +147,6 @@ def _dtype(kind: str) -> Any:
 
 def _main(where: str, folder: str) -> None:
     import jax
-
-    from jaxlm.compiler.chips import topology
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # a cached program writes no bundles

@@ -1,9 +1,15 @@
 """The devices that `jaxlm.aot` compiles for: TPU topologies and GPUs, by name."""
 
 import difflib
+from collections.abc import Mapping
 from typing import TypeAlias
 
+from jax.stages import Compiled
+
+from jaxlm.compiler import estimate as tpu_estimate
+from jaxlm.compiler import gpu_estimate
 from jaxlm.compiler.chips import CHIPS, Topology, topology
+from jaxlm.compiler.estimate import Estimate, Rate
 from jaxlm.compiler.gpus import GPUS, GpuTopology, gpu_topology
 from jaxlm.errors import InputError
 
@@ -28,3 +34,18 @@ def target(name: str, slices: int = 1, memory_gib: float | None = None) -> Targe
     close = difflib.get_close_matches(kind.lower(), known, 1)
     meant = f"did you mean {close[0]}?" if close else "give v5e:4x4 or h100, for example"
     raise InputError(f"--topology must name one of {', '.join(known)}, got {name}; {meant}")
+
+
+def estimate(compiled: Compiled, where: Target, mesh: Mapping[str, int]) -> Estimate:
+    """Return the estimated cost of a program that was compiled for these devices, in a mesh of these sizes."""
+    if isinstance(where, GpuTopology):
+        return gpu_estimate.estimate(compiled, where, mesh)
+    return tpu_estimate.estimate(compiled, where, mesh)
+
+
+def calibration(where: Target) -> tuple[Rate, ...]:
+    """Return the rates that the estimates imply for three small programs, and the peaks; nothing for GPUs.
+
+    The estimates for GPUs are not cycles of the compiler.
+    """
+    return () if isinstance(where, GpuTopology) else tpu_estimate.calibration(where)

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxlm.compiler.gpus import smallest_that_holds
-from jaxlm.compiler.targets import Target
+from jaxlm.compiler.targets import Target, calibration, estimate
 from jaxlm.config import with_fields
 from jaxlm.data.loader import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
@@ -53,7 +53,7 @@ def report(config: PretrainConfig, where: Target) -> dict[str, Any]:
     if config.num_steps and all(step["tokens_per_second"] for step in steps):
         seconds = sum(tokens / step["tokens_per_second"] for tokens, step in zip(shares, steps, strict=True))
         whole["days"] = round(seconds / 86400, 2)
-    rates = [dataclasses.asdict(rate) for rate in where.calibration()]
+    rates = [dataclasses.asdict(rate) for rate in calibration(where)]
     rounded = [rate | {"estimated": round(rate["estimated"], 1)} for rate in rates]
     return whole | {"steps": steps, "calibration": rounded, "versions": compilers(where.platform)}
 
@@ -143,7 +143,7 @@ def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
     }
     if compiled.step is None:
         return values
-    found = where.estimate(compiled.step, mesh.shape)
+    found = estimate(compiled.step, where, mesh.shape)
     seconds = found.milliseconds / 1e3
     cost: Any = compiled.step.cost_analysis() or {}  # the GPU's compiler has none
     return values | {
