@@ -37,6 +37,7 @@ LOST = r"failed: worker {} was lost (\d+) s ago: killed, or its machine was take
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
+import jaxlm
 from jax.experimental import multihost_utils
 from jaxlm.errors import RunError, run_command
 from jaxlm.distributed import watchdog

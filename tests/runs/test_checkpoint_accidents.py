@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 KILLED = """
 import sys
-import jax, jax.numpy as jnp, numpy as np
+import jaxlm, jax, jax.numpy as jnp, numpy as np
 from pathlib import Path
 from jaxlm.runs.checkpoints import Checkpoints
 
@@ -53,7 +53,7 @@ with Checkpoints(Path(sys.argv[1])) as checkpoints:
 
 FULL = """
 import sys, time
-import jax.numpy as jnp, numpy as np
+import jaxlm, jax.numpy as jnp, numpy as np
 from pathlib import Path
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.errors import run_command
@@ -73,7 +73,7 @@ run_command(main)
 
 TWO = """
 import sys
-import jax
+import jaxlm, jax
 sys.stdout = open(sys.argv[4], "w")  # the standard output has Gloo's lines too, and they break into others
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))

@@ -401,7 +401,7 @@ def test_a_failed_save_of_many_arrays_says_nothing_but_its_error(tmp_path):
     """
     code = """
 import gc, resource, signal, sys
-import jax.numpy as jnp, numpy as np
+import jaxlm, jax.numpy as jnp, numpy as np
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.errors import RunError, quiet_after_failures
 

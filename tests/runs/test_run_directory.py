@@ -225,7 +225,7 @@ def test_other_versions_than_at_the_last_start_are_told(tmp_path):
         start = run.record_start(started_from=None)
         assert run.version_note() is None
         assert start["versions"]["jax"] == jax.__version__ and start["versions"]["jaxlib"] == jax.lib.__version__
-        start["versions"] |= {"jaxlib": "0.1", "grain": "0.1", "libtpu": "0.0.1", "jax-cuda12-plugin": "0.1"}
+        start["versions"] |= {"jaxlib": "0.1", "grain": "0.1", "libtpu": "0.0.1", "jax-cuda13-plugin": "0.1"}
         with (run.path / "starts.jsonl").open("a") as stream:
             stream.write(json.dumps(start) + "\n")
         said = run.version_note()
