@@ -101,7 +101,7 @@ class ExampleBatch:
 _WORDS = 16  # random words generated at a time
 
 
-class Draws:
+class RandomNumbers:
     """Random numbers of a row from Philox (Salmon et al., 2011), a function of a key and a counter.
 
     key: (2,) uint64. counter: four integers; the last three name the row. seeds: two 32-bit words for its masks.

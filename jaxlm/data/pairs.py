@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxlm.data.batch import Draws, PairBatch
+from jaxlm.data.batch import PairBatch, RandomNumbers
 from jaxlm.data.layouts.pairs import SentencePairs
 from jaxlm.data.segments import SHORTEST, SPECIALS, ChunkOptions, RandomParts, chunk_plan, sentence_starts
 from jaxlm.data.store import PairOrigin, Section, Store
@@ -81,11 +81,11 @@ class Pairs:
 
     def fill(self, row: int, batch: PairBatch, b: int, epoch: int) -> None:
         """Write row `row` of an epoch into row b of a batch."""
-        draws = self._draws(row, epoch)
-        batch.mask_seeds[b] = draws.seeds
+        numbers = self._numbers(row, epoch)
+        batch.mask_seeds[b] = numbers.seeds
         ids, types, positions, segments = batch.ids[b], batch.types[b], batch.positions[b], batch.segments[b]
         at = 0
-        for k, pair in enumerate(self._pairs(row, draws)):
+        for k, pair in enumerate(self._pairs(row, numbers)):
             middle = at + pair.first_end - pair.first + 2
             end = middle + pair.second_end - pair.second + 1
             ids[at] = self._cls
@@ -111,36 +111,36 @@ class Pairs:
                 pair.is_next,
                 place(pair.chunk, pair.chunk_end),
             )
-            for pair in self._pairs(row, self._draws(row, epoch))
+            for pair in self._pairs(row, self._numbers(row, epoch))
         ]
 
-    def _draws(self, row: int, epoch: int) -> Draws:
+    def _numbers(self, row: int, epoch: int) -> RandomNumbers:
         copy = epoch if self.data.masks == "dynamic" else epoch % self.data.mask_copies
-        return Draws(self._key, [0, row, copy, self._number])
+        return RandomNumbers(self._key, [0, row, copy, self._number])
 
-    def _pairs(self, row: int, draws: Draws) -> list[Pair]:
-        return [self._pair(chunk, draws) for chunk, _ in self.plan.bins.row(row)]
+    def _pairs(self, row: int, numbers: RandomNumbers) -> list[Pair]:
+        return [self._pair(chunk, numbers) for chunk, _ in self.plan.bins.row(row)]
 
-    def _pair(self, chunk: int, draws: Draws) -> Pair:
+    def _pair(self, chunk: int, numbers: RandomNumbers) -> Pair:
         data, sentences = self.data, self._sentences
         start, tokens = int(self.plan.starts[chunk]), int(self.plan.tokens[chunk])
         end, most = start + tokens, min(tokens, self.plan.capacity)
         boundary, last = np.searchsorted(sentences, (start + 1, end)).tolist()
         alone = boundary == last
-        random = draws.below(1 << 32) < round(data.random_share * 2**32)
+        random = numbers.below(1 << 32) < round(data.random_share * 2**32)
         if alone:
-            middle = start + 1 + draws.below(tokens - 1)
+            middle = start + 1 + numbers.below(tokens - 1)
             random = random or data.one_sentence == "random"
         else:
-            middle = int(sentences[boundary + draws.below(last - boundary)])
+            middle = int(sentences[boundary + numbers.below(last - boundary)])
         if not random:
-            first, first_end, second, second_end = shortened(start, middle, middle, end, most, draws)
+            first, first_end, second, second_end = shortened(start, middle, middle, end, most, numbers)
         else:
             ends_within = alone and int(sentences[last]) - end > self._ending  # the sentence is longer than the chunk
             other = self.random_parts.take(
-                start, end - middle, start + most - middle, draws, begins_within=alone, ends_within=ends_within
+                start, end - middle, start + most - middle, numbers, begins_within=alone, ends_within=ends_within
             )
-            first, first_end, second, second_end = shortened(start, middle, *other, most, draws)
+            first, first_end, second, second_end = shortened(start, middle, *other, most, numbers)
         return Pair(first, first_end, second, second_end, not random, start, end)
 
     def _check(self) -> None:
@@ -167,7 +167,7 @@ class Pairs:
 
 
 def shortened(
-    first: int, first_end: int, second: int, second_end: int, most: int, draws: Draws
+    first: int, first_end: int, second: int, second_end: int, most: int, numbers: RandomNumbers
 ) -> tuple[int, int, int, int]:
     """Return two spans truncated to at most `most` tokens together, a token at a time at front or back of the longer.
 
@@ -181,7 +181,7 @@ def shortened(
     from_longer = min(over, abs(a - b))
     rest = over - from_longer
     from_a = (from_longer if a > b else 0) + rest // 2
-    front_a, front_b = draws.heads(from_a), draws.heads(over - from_a)
+    front_a, front_b = numbers.heads(from_a), numbers.heads(over - from_a)
     return first + front_a, first_end - (from_a - front_a), second + front_b, second_end - (over - from_a - front_b)
 
 
@@ -223,7 +223,7 @@ def mask_slots(length: int, pairs: int, rate: float = 0.15) -> int:
     return int(most.max())
 
 
-class PairFigures(NamedTuple):
+class PairStatistics(NamedTuple):
     """Statistics of the pairs of a run. pairs, rows: per epoch of all sections. most: maximum pairs per row.
 
     short, alone: fractions of chunks with a short target and of a single sentence. lost: tokens in no chunk, and so in
@@ -251,7 +251,7 @@ class PairFigures(NamedTuple):
         )
 
 
-def pair_figures(rows: Sequence[object], sample: int = 1024) -> PairFigures:
+def pair_statistics(rows: Sequence[object], sample: int = 1024) -> PairStatistics:
     """Return the statistics of the pairs of a run. sample: rows counted per section.
 
     rows: sources of the run's rows, all of them pairs.
@@ -267,7 +267,7 @@ def pair_figures(rows: Sequence[object], sample: int = 1024) -> PairFigures:
         fraction = source.rows / sum(other.rows for other in sources)
         true += fraction * float(1 - batch.next_labels.sum() / batch.pair_weights.sum())
         filled += fraction * float((batch.segments > 0).mean())
-    return PairFigures(
+    return PairStatistics(
         pairs=pairs,
         rows=sum(source.rows for source in sources),
         most=max(source.most for source in sources),

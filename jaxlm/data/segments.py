@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxlm.data.batch import Draws
+from jaxlm.data.batch import RandomNumbers
 from jaxlm.data.packing import Bins
 from jaxlm.data.store import Section, Store
 from jaxlm.errors import InputError
@@ -204,7 +204,7 @@ class RandomParts:
         self._some_empty = filled < count
 
     def take(
-        self, own: int, tokens: int, room: int, draws: Draws, *, begins_within: bool, ends_within: bool
+        self, own: int, tokens: int, room: int, numbers: RandomNumbers, *, begins_within: bool, ends_within: bool
     ) -> tuple[int, int]:
         """Return the start and end of a span of a random document other than that of token `own`.
 
@@ -216,24 +216,24 @@ class RandomParts:
         truncates = room < tokens
         if self.candidates == 1:
             wanted = tokens if begins_within else max(1, room)
-            return self._first_found(own, wanted, draws, within=begins_within, truncates=truncates)
-        starts, stops, where = self._other_documents(own, draws)
+            return self._first_found(own, wanted, numbers, within=begins_within, truncates=truncates)
+        starts, stops, where = self._other_documents(own, numbers)
         if begins_within:
             begins, ends = self._within(starts, stops, where, tokens, ends_within=ends_within)
         else:
             begins, ends = self._whole_sentences(starts, stops, where, tokens, truncates=truncates)
         nearest = int(np.abs(ends - begins - tokens).argmin())
         if begins[nearest] == ends[nearest]:  # every first sentence is too long: truncate one
-            return self._first_found(own, tokens, draws, within=begins_within, truncates=truncates)
+            return self._first_found(own, tokens, numbers, within=begins_within, truncates=truncates)
         return int(begins[nearest]), int(ends[nearest])
 
-    def _other_documents(self, own: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _other_documents(self, own: int, numbers: RandomNumbers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the start and end of each candidate's document, and the candidate's relative position in it.
 
         A long document gives all candidates, so that all books are sampled equally often. Otherwise books with more
         varied sentence lengths would be preferred, which would reveal random pairs. Short documents give one each.
         """
-        which, where = draws.fractions(2 * self.candidates).reshape(2, -1)
+        which, where = numbers.fractions(2 * self.candidates).reshape(2, -1)
         mine = self._document_of(own)
         inside = self._first <= mine < self._first + self.documents
         chosen = self._first + (which * (self.documents - inside)).astype(np.int64)
@@ -271,7 +271,9 @@ class RandomParts:
             ends = sentences[np.searchsorted(sentences, begins + wanted, side="right") - 1]
         return begins, np.minimum(ends, stops)
 
-    def _first_found(self, own: int, wanted: int, draws: Draws, *, within: bool, truncates: bool) -> tuple[int, int]:
+    def _first_found(
+        self, own: int, wanted: int, numbers: RandomNumbers, *, within: bool, truncates: bool
+    ) -> tuple[int, int]:
         """Return the first span found in at most `TRIES` documents.
 
         within: the span begins at any token, ends with a sentence and has exactly `wanted` tokens. truncates: the
@@ -280,16 +282,16 @@ class RandomParts:
         """
         sentences = self._sentences
         for attempt in range(1, TRIES + 1):
-            start, end = self._other_document(own, draws)
+            start, end = self._other_document(own, numbers)
             if end - start < wanted and attempt < TRIES:
                 continue
             if within:
                 boundary, last = np.searchsorted(sentences, (min(start + wanted, end), end)).tolist()
-                stop = min(int(sentences[boundary + draws.below(last - boundary + 1)]), end)
+                stop = min(int(sentences[boundary + numbers.below(last - boundary + 1)]), end)
                 return max(start, stop - wanted), stop
             latest = max(start, end - wanted)  # beyond it, too few tokens are left
             boundary, last = np.searchsorted(sentences, (start, latest + 1)).tolist()
-            begin = int(sentences[boundary + draws.below(last - boundary)])
+            begin = int(sentences[boundary + numbers.below(last - boundary)])
             if begin == latest:
                 return begin, end
             if truncates:
@@ -299,10 +301,10 @@ class RandomParts:
                 return begin, stop
         return begin, begin + wanted  # no first sentence was short enough: truncate the last one
 
-    def _other_document(self, own: int, draws: Draws) -> tuple[int, int]:
+    def _other_document(self, own: int, numbers: RandomNumbers) -> tuple[int, int]:
         """Return the start and end of a random non-empty document other than that of token `own`."""
         mine, first, count = self._document_of(own), self._first, self.documents
-        document = first + draws.below(count - (first <= mine < first + count))
+        document = first + numbers.below(count - (first <= mine < first + count))
         document += first <= mine <= document
         while self._some_empty and (
             document == mine or self._documents[document + 1] - self._documents[document] <= self._ending

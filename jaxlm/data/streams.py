@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlm.data.batch import Batch, Draws
+from jaxlm.data.batch import Batch, RandomNumbers
 from jaxlm.data.layouts.streams import LONGER, Streams
 from jaxlm.data.store import RowOrigin, Store
 from jaxlm.errors import InputError
@@ -120,9 +120,9 @@ class VariedWindows:
     def _drawn(self, epoch: int) -> np.ndarray:
         key = np.random.SeedSequence((self._seed % 2**64, epoch)).generate_state(2, np.uint64)
         normal, starts = NormalDist(0.0, _SPREAD).inv_cdf, [0]
-        draws = Draws(key, (0, 0, 0, 0))
+        numbers = RandomNumbers(key, (0, 0, 0, 0))
         while starts[-1] < self._size:
-            short, place = draws.fractions(2)
+            short, place = numbers.fractions(2)
             mean = self._length / 2 if short < _SHORT_SHARE else self._length
             tokens = max(_FEWEST, int(mean + normal(max(place, 2.0**-53))))
             starts.append(min(starts[-1] + min(tokens, self._length + LONGER), self._size))
@@ -217,7 +217,7 @@ class StreamRows:
         """Return True if row `index` is sampled to begin with an empty carry."""
         if not self._reset_probability:
             return False
-        return bool(Draws(self._reset_key, (0, 0, 0, index)).fractions(1)[0] < self._reset_probability)
+        return bool(RandomNumbers(self._reset_key, (0, 0, 0, index)).fractions(1)[0] < self._reset_probability)
 
     def _place(self, index: int) -> tuple[int, int, bool]:
         """Return the token at which row `index` begins, its inputs, and whether it is the first of its stream."""

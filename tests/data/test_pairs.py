@@ -24,9 +24,9 @@ from pair_store import (
 from scipy import stats
 from toy_store import rows_per_epoch, write_store
 
-from jaxlm.data.batch import Draws
+from jaxlm.data.batch import RandomNumbers
 from jaxlm.data.loader import batch_at, batches
-from jaxlm.data.pairs import chunk_options, mask_slots, pair_figures, shortened
+from jaxlm.data.pairs import chunk_options, mask_slots, pair_statistics, shortened
 from jaxlm.data.segments import ChunkOptions, ChunkPlan, sentence_starts, short_targets
 
 DOCUMENTS = random_documents(60)
@@ -241,7 +241,7 @@ def test_borders_between_the_sides_are_uniform(many):
     borders = np.asarray(store.sentence_starts)
     found = Counter()
     for epoch, row in itertools.product(range(40), range(source.rows)):
-        for pair in source._pairs(row, source._draws(row, epoch)):
+        for pair in source._pairs(row, source._numbers(row, epoch)):
             inner = borders[(borders > pair.chunk) & (borders < pair.chunk_end)].tolist()
             if len(inner) == 7 and pair.chunk_end - pair.chunk <= 45:
                 assert pair.first_end in inner
@@ -263,11 +263,11 @@ def the_original(a: int, b: int, most: int, rng) -> tuple[int, int, int, int]:
 def test_the_longer_side_is_shortened_as_in_the_original():
     """The same lengths for all of 8,000 cases, and the same share of tokens from the front."""
     rng = np.random.default_rng(0)
-    draws = Draws(np.array([1, 2], np.uint64), [0, 0, 0, 0])
+    numbers = RandomNumbers(np.array([1, 2], np.uint64), [0, 0, 0, 0])
     fronts = total = 0
     squares = []
     for a, b, most in itertools.product(range(1, 40, 2), range(1, 40, 2), range(2, 42, 2)):
-        first, first_end, second, second_end = shortened(100, 100 + a, 500, 500 + b, most, draws)
+        first, first_end, second, second_end = shortened(100, 100 + a, 500, 500 + b, most, numbers)
         behind_a, behind_b = 100 + a - first_end, 500 + b - second_end
         expected = the_original(a, b, most, rng)
         assert (first - 100 + behind_a, second - 500 + behind_b) == (sum(expected[:2]), sum(expected[2:]))
@@ -335,7 +335,7 @@ def test_packing_fills_rows(tmp_path):
     """Short documents: several pairs a row, most slots filled; one pair a row leaves most of them empty."""
     store = pair_store(tmp_path / "s", random_documents(800, most=3, longest=12))
     packed, single = (rows_of(store, length=128, pairs_per_row=n) for n in (0, 1))
-    figures = [pair_figures(rows.sources) for rows in (packed, single)]
+    figures = [pair_statistics(rows.sources) for rows in (packed, single)]
     assert figures[0].pairs == figures[1].pairs and figures[1].most == 1 < figures[0].most <= 8
     assert figures[0].filled > 0.9 > 0.3 > figures[1].filled
     assert figures[0].rows < 0.4 * figures[1].rows
@@ -346,10 +346,10 @@ def test_packing_fills_rows(tmp_path):
 def test_tokens_in_no_pair_are_counted_and_said(tmp_path):
     """Fails on 2968321, which counted them and showed them nowhere. Here they are two documents of a token."""
     store = pair_store(tmp_path / "s", [[5, 5], [1], [6, 6], [1]])
-    figures = pair_figures(rows_of(store, length=24).sources)
+    figures = pair_statistics(rows_of(store, length=24).sources)
     assert figures.lost == 2 and "2 tokens in no pair" in str(figures)
     assert str(figures).endswith("a random second segment is the closest in length of 16 spans")
-    former = pair_figures(rows_of(store, length=24, random_candidates=1).sources)
+    former = pair_statistics(rows_of(store, length=24, random_candidates=1).sources)
     assert former.candidates == 1 and str(former).endswith("the first span found")
 
 
@@ -365,9 +365,9 @@ def test_stores_mix_by_weight_and_each_has_its_own_epochs(tmp_path):
         whole = len(own) // source.rows
         for epoch in range(whole):
             assert sorted(row for row, e in own if e == epoch) == list(range(source.rows))
-        words = {tuple(source._draws(0, epoch).seeds) for epoch in range(5)}
+        words = {tuple(source._numbers(0, epoch).seeds) for epoch in range(5)}
         assert len(words) == 5
-    assert len({tuple(source._draws(0, 0).seeds) for source in rows.sources}) == 3, "sections draw alike"
+    assert len({tuple(source._numbers(0, 0).seeds) for source in rows.sources}) == 3, "sections draw alike"
 
 
 def test_a_section_of_one_document_takes_others_of_its_store(tmp_path):
@@ -426,7 +426,8 @@ def test_rows_of_books_are_full(data_directory, tmp_path, length, chunks, fills)
         store = write_store(tmp_path / f"{gain}", texts, tokenizer, sentences="split")
         assert 20 < store.num_tokens / store.sentences < 40
         packed, single = (
-            pair_figures(rows_of(store, length=length, chunks=chunks, pairs_per_row=count).sources) for count in (0, 1)
+            pair_statistics(rows_of(store, length=length, chunks=chunks, pairs_per_row=count).sources)
+            for count in (0, 1)
         )
         assert packed.filled > gain * single.filled and 0.08 < packed.short < 0.12 and 0.45 < packed.true < 0.55
         if texts is books:

@@ -1,7 +1,7 @@
 """Masks: exactly as many as the original's, uniform, 80/10/10, and a pair's own wherever it stands.
 
 Statistics are held at five deviations (or a chi-square's point of the same rarity): a false alarm in about two million.
-Draws are seeded, so a test that passes once passes always.
+RandomNumbers are seeded, so a test that passes once passes always.
 """
 
 import collections

@@ -129,6 +129,6 @@ class SentencePairs(IndependentRows):
 
     def describe_sources(self, sources: Sequence[Any]) -> str:
         """Return one line on the pairs."""
-        from jaxlm.data.pairs import pair_figures
+        from jaxlm.data.pairs import pair_statistics
 
-        return str(pair_figures(sources))
+        return str(pair_statistics(sources))

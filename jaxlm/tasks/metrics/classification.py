@@ -1,4 +1,4 @@
-"""Metrics of classes and scores from scikit-learn and scipy, and the details that are reported beside all metrics.
+"""Metrics of classes and scores from scikit-learn and scipy, and the details that go with all metrics of a report.
 
 All are fractions. F1 is that of the task's positive class: the chosen one, or of two labels the second (class 1: MRPC's
 paraphrases, `yes` of no and yes). Otherwise it is the macro mean over the task's labels. Where a metric is undefined
