@@ -82,7 +82,7 @@ def test_candidates_are_drawn_uniformly(many):
     """Each from any other document, beginning at any of its sentences from which it can be as long as is wanted."""
     store, rows = many
     (source,) = rows.sources
-    parts, draws, counts, begun = source.random_parts, source._draws(0, 0), np.zeros(100, int), Counter()
+    parts, draws, counts, begun = source.random_parts, source._numbers(0, 0), np.zeros(100, int), Counter()
     starts = np.asarray(store.document_starts)
     for _ in range(1_500):
         begins, ends = parts._whole_sentences(*parts._other_documents(int(starts[3]), draws), 20, truncates=False)
@@ -120,7 +120,7 @@ def test_the_end_of_a_long_sentence_does_not_tell_a_random_one(store, chunks):
         pair
         for epoch in range(3)
         for row in range(source.rows)
-        for pair in source._pairs(row, source._draws(row, epoch))
+        for pair in source._pairs(row, source._numbers(row, epoch))
     ]
     for place in ("second", "second_end"):
         true, random = (
@@ -159,7 +159,7 @@ def lengths_tell(make, pairs, repetitions=3, **changes):
         for half in (0, 1):
             (source,) = rows_of(make(half), length=128, seed=repetition, **changes).sources
             rows = ((row, epoch) for epoch in itertools.count() for row in _random_order(source.rows, epoch))
-            some = (pair for row, epoch in rows for pair in source._pairs(row, source._draws(row, epoch)))
+            some = (pair for row, epoch in rows for pair in source._pairs(row, source._numbers(row, epoch)))
             taken = [
                 (pair.first_end - pair.first, pair.second_end - pair.second, pair.is_next)
                 for pair in itertools.islice(some, pairs)
