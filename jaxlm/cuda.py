@@ -25,7 +25,7 @@ NATIVE_ADDITION = "-nvptx-allow-ftz-atomics"
 
 def installed() -> list[str]:
     """Return those of PLUGINS that are installed."""
-    return [name for name in PLUGINS if _exists(f"jax_{name}_plugin")]
+    return [name for name in PLUGINS if is_installed(f"jax_{name}_plugin")]
 
 
 def has_gpu() -> bool:
@@ -67,8 +67,7 @@ def show() -> None:
     """Undo `prepare`'s hiding, for a program that compiles for GPUs. Call it before JAX is imported."""
     for name in installed():
         for module in (f"jax_{name}_plugin", f"jax_plugins.xla_{name}"):
-            if isinstance(sys.modules.get(module), types.ModuleType) or module in sys.modules:
-                del sys.modules[module]
+            sys.modules.pop(module, None)
 
 
 @contextlib.contextmanager
@@ -86,8 +85,9 @@ def quiet() -> Iterator[None]:
         os.close(null)
 
 
-def _exists(module: str) -> bool:
-    if sys.modules.get(module, False) is None:  # hidden
+def is_installed(module: str) -> bool:
+    """Return True if a module is installed, also if `prepare` has hidden it."""
+    if sys.modules.get(module, False) is None:
         return True
     try:
         return importlib.util.find_spec(module) is not None

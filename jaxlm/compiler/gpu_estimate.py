@@ -4,7 +4,8 @@ Two times are stated. The bound gives each operation the larger of its FLOPs at 
 of the memory. The estimate gives matrix products and cuDNN's attention a share of the peak that large ones reach, and
 other fusions the time of XLA's cost model, which knows the instructions of Hopper only; on other GPUs they take their
 bytes. XLA's costs of products, of softmax fusions and of library calls are off by orders of magnitude and are not used,
-nor are those of tanh and erf, four times the bytes, as a GPU has an instruction for the first.
+nor are those of tanh and erf, which are four times as long as moving the bytes takes.
+
 Neither time counts the launch of kernels, overlap, or autotuning, which needs the device.
 """
 

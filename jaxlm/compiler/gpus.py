@@ -5,7 +5,6 @@ Hopper, Blackwell); sizes of shared memory are from the CUDA programming guide's
 compiler's description of a GPU, XLA's GpuTargetConfigProto as text, is made from this table.
 """
 
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.cuda import quiet
+from jaxlm.cuda import is_installed, quiet
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError, one_line
 
@@ -23,12 +22,12 @@ UNFRAGMENTED = 0.9  # share of that which programs can use
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; kind: the driver's name, JAX's `device_kind`.
+    """A GPU.
 
-    capability: CUDA compute capability. memory_gib: as the driver reports it. memory_gbps: of its memory, and
-    link_gbps: of NVLink or PCIe in both directions, 10^9 bytes per second. clock_ghz: boost clock of the
-    multiprocessors. shared_kib: shared memory of a multiprocessor; a block can use `block_kib` of it. threads: of a
-    multiprocessor.
+    kind: the driver's name of it, JAX's `device_kind`. capability: its CUDA compute capability. memory_gib: its memory
+    as the driver reports it. memory_gbps, link_gbps: the bandwidth of the memory, and of NVLink or PCIe in both
+    directions together, in 10^9 bytes per second. lanes: float32 multiply-adds of a multiprocessor per cycle.
+    clock_ghz: the boost clock. shared_kib, threads: shared memory and resident threads of a multiprocessor.
     """
 
     name: str
@@ -43,11 +42,6 @@ class Gpu:
     l2_mib: float
     shared_kib: int
     threads: int
-
-    @property
-    def peak_tflops(self) -> float:
-        """Dense bfloat16 peak; of float32 where the GPU has no bfloat16."""
-        return self.peak("bfloat16")
 
     def peak(self, dtype: str) -> float:
         """Return the dense peak of matrix products of a dtype, in TFLOP/s. float32 is TF32 where the GPU has it."""
@@ -88,7 +82,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class GpuTopology:
-    """GPUs of one kind, `h100`, `h100:8` or, with hosts, `h100:4x8`. slices: always 1, since hosts are no slices."""
+    """GPUs of one kind, named `h100`, `h100:8` or `h100:4x8`. slices: 1, as a program spans all hosts."""
 
     chip: Gpu
     per_host: int = 1
@@ -176,7 +170,7 @@ def check_installed() -> None:
     parts = {"jax-cuda12-plugin": "jax_cuda12_plugin", "jax-cuda12-pjrt": "jax_plugins.xla_cuda12"}
     parts |= {"nvidia-cuda-nvcc-cu12": "nvidia.cuda_nvcc", "nvidia-cudnn-cu12": "nvidia.cudnn"}
     for package, module in parts.items():
-        if not _is_installed(module):
+        if not is_installed(module):
             raise InputError(
                 f"the package {package} must be installed to compile for a GPU, got none; run launch/setup.sh cpu "
                 "gpu-compiler, or pip install 'jaxlm[gpu-compiler]'"
@@ -214,10 +208,3 @@ def description(gpu: Gpu) -> str:
           block_dim_limit_y: 65535
           block_dim_limit_z: 65535
         }}"""
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False

@@ -3,6 +3,7 @@
 Batches are built, and outputs put in order, independently of the kind. `encode_split` serves every kind of task.
 """
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class Encoded(abc.ABC):
     """A split of a task as rows of tokens: one row per example, or per window of a question's text.
 
     `len` counts rows. part: the name of the split. labels: the loss targets of the kind, zeros where unlabelled.
@@ -51,13 +52,13 @@ class Encoded:
         """Return the number of the example of a row."""
         return row
 
+    @abc.abstractmethod
     def sequences(self, row: int) -> list[np.ndarray]:
         """Return the token sequences of a row."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Return `extract`, `second` and `labels` of a batch that begins with these rows; see `ExampleBatch`."""
-        raise NotImplementedError
 
     def batch(self, rows: np.ndarray, length: int, batch_size: int) -> "ExampleBatch":
         """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""

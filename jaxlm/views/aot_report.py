@@ -35,10 +35,9 @@ def check(config: PretrainConfig, where: Target) -> Mesh:
 def report(config: PretrainConfig, where: Target) -> dict[str, Any]:
     """Return the estimates for the step of each phase, the full length first. `auto` fields are resolved.
 
-    If no choice fits, the estimates are for the last one. Milliseconds, and values derived from them,
-    are None for a step that the compiler rejects because it exceeds the memory. `lower_bound` is true for a step with a
-    kernel that could not be measured: its milliseconds are then at least those stated, its MFU and tokens per second at
-    most.
+    If no choice fits, the estimates are for the last one. Milliseconds, and values derived from them, are None for a
+    step that the compiler rejects because it exceeds the memory. `lower_bound` is true for a step with a kernel that
+    could not be measured: its milliseconds are then at least those stated, its MFU and tokens per second at most.
     """
     mesh = check(config, where)
     config = first_that_fits(config, mesh, lambda choice: _fits(choice, where)) or list(choices(config, mesh))[-1]

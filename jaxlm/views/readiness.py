@@ -26,7 +26,7 @@ from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_pro
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
 from jaxlm.distributed.processes import of_every_process
 from jaxlm.errors import InputError, RunError
-from jaxlm.nn.transformer import KERNELS, attend, difference_from_xla
+from jaxlm.nn.transformer import KERNEL_TOLERANCE, KERNELS, attend, difference_from_xla
 from jaxlm.training.config import PretrainConfig, check_batches
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.program import make_program, with_vocabulary
@@ -149,7 +149,7 @@ def attention_backends() -> Iterator[CheckResult]:
     if (kernel := KERNELS.get(jax.default_backend())) is not None:
         error = difference_from_xla(kernel)
         message = f"{kernel} in bfloat16: outputs and gradients differ from xla's by {error:.1e}"
-        yield _judged("attention", error <= TOLERANCE["bfloat16"], message, f"{message}: set --execution.attention xla")
+        yield _judged("attention", error <= KERNEL_TOLERANCE, message, f"{message}: set --execution.attention xla")
 
 
 def machine() -> Iterator[CheckResult]:

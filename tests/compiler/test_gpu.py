@@ -328,7 +328,7 @@ def test_the_plugin_is_silent_without_a_gpu():
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("jaxlm.compiler.gpus._is_installed", lambda module: module != "nvidia.cuda_nvcc")
+    monkeypatch.setattr("jaxlm.compiler.gpus.is_installed", lambda module: module != "nvidia.cuda_nvcc")
     with pytest.raises(InputError, match="the package nvidia-cuda-nvcc-cu12 must be installed .* cpu gpu-compiler"):
         target("h100").devices()
 

@@ -106,6 +106,7 @@ def test_a_full_disk_ends_the_log_and_not_the_run(tmp_path):
     log = TextLog()
     log.open(tmp_path / "log.txt", "== start")
     log.add("error", "one\ntwo\n")
+    assert log._file is None, "writing stops after the first error"
     log.close()
 
 
