@@ -52,7 +52,7 @@ WORDS = {
     "pretrain": ("CONFIG",),
     "finetune": ("CONFIG",),
     "show": ("STORE | RUN …", "PRETRAINING CONFIG", "FINE-TUNING CONFIG", "--task TASK"),
-    "aot": ("CONFIG",),
+    "aot": ("PRETRAINING CONFIG", "FINE-TUNING CONFIG"),
     "bench": ("CONFIG",),
     "doctor": ("", "CONFIG"),
     "report": ("RUN …",),

@@ -1,8 +1,9 @@
-"""Estimate the cost of a pretraining step on absent TPUs and GPUs: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
+"""Estimate the cost of a step on absent TPUs and GPUs: `python -m jaxlm.aot CONFIG --topology v5e:4x4`.
 
 The command compiles the same step that `pretrain` would run, with the compiler of a TPU (the extra [tpu]) or of a GPU
-(the extra [gpu-compiler], `--topology h100`), on any machine and offline; it needs no store. It reports whether the
-step fits, and estimates its milliseconds as a sum that assumes no overlap.
+(the extra [gpu-compiler], `--topology h100`), on any machine and offline; it needs no data. With a fine-tuning config
+and `--task NAME` it is the step that `finetune` would run, and with `--generate` a step of cached decoding. It reports
+whether the step fits, and estimates its milliseconds as a sum that assumes no overlap.
 
 On TPUs the sum has the compiler's cycles with loops multiplied out, custom kernels by their instruction bundles, and
 collectives by their bytes. Memory-bound operations are estimated up to four times too long, as the calibration table
@@ -11,12 +12,14 @@ in the JSON. On GPUs the sum has matrix products at 75 % of the peak, cuDNN's at
 XLA's cost model (H100, H200) or by their bytes; the bound next to it has each operation by its FLOPs and bytes alone.
 
 If the step does not fit, changes are compiled until one fits. --compare adds reports of other choices. For a config
-with two lengths the report begins with the full length. The last line of standard output is one JSON object, as in
+with two lengths the report begins with the full length. --largest-batch prints, instead of a report, the largest batch
+that fits for the lengths 64, 128, 256, 320, 384 and 512. The last line of standard output is one JSON object, as in
 --output.
 """
 
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,21 +28,21 @@ from typing import Annotated, Any
 import tyro
 
 from jaxlm import cuda
-from jaxlm.config import command_line, given_fields, program_name, with_chosen_members, with_fields
+from jaxlm.config import command_line, given_fields, load_config, program_name, with_chosen_members, with_fields
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.files import check_output, write_json
 from jaxlm.host import in_words
 from jaxlm.ranges import Count, Range, checked
-from jaxlm.training.config import PretrainConfig, one_duration
+from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.wording import counted
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Compile a pretraining step for TPUs or GPUs and report what it costs."""
+class _Common:
+    """The devices, the sizes and the form of the report."""
 
     config: tyro.conf.Positional[str]
-    """A config file or its name, for example pretrain/gpt1."""
+    """A config file or its name, for example pretrain/gpt1 or finetune/bert."""
     topology: str = "v5e:4x4"
     """A TPU (v4, v5e, v5p or v6e) and the sides of its torus, or a GPU (t4, l4, rtx3060, rtx3090, rtx4090, rtx5090,
     a100, a100-40, h100, h200 or b200), with :8 for eight on one host and :4x8 for four such hosts."""
@@ -47,60 +50,110 @@ class Arguments:
     """Number of such topologies of TPUs, connected by the data center network. mesh.data spans them."""
     memory: Annotated[float | None, Range(above=0)] = None
     """Memory of each GPU in GiB, instead of the table's, for example for a laptop's card."""
+    start: str | None = None
+    """A published size (gpt1, bert-large, …), a run or published weights (hf:DIR) whose sizes the model has. Default:
+    those of the config."""
+    largest_batch: bool = False
+    """Print the largest batch that fits, for several lengths, found by compiling."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'."""
     output: Path | None = None
     """File for the report as JSON."""
+
+
+@dataclass(frozen=True)
+class Arguments(_Common):
+    """Compile a step of pretraining or of generation for TPUs or GPUs and report what it costs."""
+
+    generate: bool = False
+    """Compile a step of cached decoding for batch_size rows with room for `length` tokens each."""
     settings: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
 
 
-ARGUMENTS = (Arguments,)
+@dataclass(frozen=True)
+class TaskArguments(_Common):
+    """Compile a step of fine-tuning for TPUs or GPUs and report what it costs."""
+
+    task: str = ""
+    """A built-in task (cola, squad, …) or a kind of task: classification, multilabel, regression, choice, span,
+    tagging. No data is read; a kind has two labels, four choices or nine tags."""
+    settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 
-def aot(arguments: Arguments) -> dict[str, Any]:
-    """Print and write the report, and return it. JAX is imported here, when the command line is known to be right."""
+ARGUMENTS = (Arguments, TaskArguments)
+Given = frozenset[str]
+
+
+def aot(arguments: Arguments | TaskArguments, given: Given = frozenset()) -> dict[str, Any]:
+    """Print and write the report, and return it. JAX is imported here, when the command line is known to be right.
+
+    given: the fields that the command line sets.
+    """
     from jaxlm.compiler.targets import target
-    from jaxlm.training.program import with_vocabulary
-    from jaxlm.views.aot_report import advice, check, larger_gpu, report
+    from jaxlm.views.aot_report import check, largest_batches
 
-    arguments = replace(arguments, settings=with_vocabulary(arguments.settings))
-    others = [(choice, with_choice(arguments, choice)) for choice in arguments.compare]
-    where, *elsewhere = (
-        target(one.topology, one.slices, one.memory) for one in (arguments, *(other for _, other in others))
-    )
-    for place in elsewhere:
+    others = [(choice, *with_choice(arguments, choice)) for choice in arguments.compare]
+    step, where = _step(arguments, given), target(arguments.topology, arguments.slices, arguments.memory)
+    compared = [
+        (choice, _step(other, given | changed), target(other.topology, other.slices, other.memory))
+        for choice, other, changed in others
+    ]
+    for _, _, place in compared:
         if place.cost_model != where.cost_model:
             raise InputError(
                 f"--compare must keep to devices whose estimates are of one kind, got {place.name} (by "
                 f"{place.cost_model}) and {where.name} (by {where.cost_model}); make two reports, and compare their "
                 "bounds"
             )
-    check(arguments.settings, where)
-    for (_, other), place in zip(others, elsewhere, strict=True):
-        check(other.settings, place)
+    for one, place in ((step, where), *((other, place) for _, other, place in compared)):
+        check(one, place)
     if arguments.output is not None:
         check_output(arguments.output)
-    whole = report(arguments.settings, where)
-    print(*lines(whole), sep="\n", flush=True)
-    if not whole["fits"]:
-        tried = {"micro-batches": whole["micro_batches"], "execution.remat": whole["remat"]}
-        whole["advice"] = advice(with_fields(arguments.settings, tried), where)
-        whole["advice"]["larger_gpu"] = larger_gpu(whole, where)
-        print(*advice_lines(whole["advice"]), sep="\n")
-    if others:
-        whole["compared"] = [
-            {"choice": choice} | report(other.settings, place)
-            for (choice, other), place in zip(others, elsewhere, strict=True)
-        ]
-        print(*table([{"choice": "as given"} | whole, *whole["compared"]]), sep="\n")
+    if arguments.largest_batch:
+        whole: dict[str, Any] = {"topology": where.name, "start": arguments.start or arguments.config}
+        whole["largest_batches"] = largest_batches(step, where)
+        print(*batch_lines(whole["largest_batches"], where.usable_gib), sep="\n")
+    else:
+        whole = _reported(step, where, compared)
     print(json.dumps(whole), flush=True)
     if arguments.output is not None:
         write_json(arguments.output, whole)
     return whole
 
 
-def with_choice(arguments: Arguments, choice: str) -> Arguments:
-    """Return the arguments with those of a --compare on top. Invalid ones end the process as on the command line."""
+def _step(arguments: Arguments | TaskArguments, given: Given) -> Any:
+    """Return the step that the arguments name."""
+    from jaxlm.views.aot_steps import step_of
+
+    if isinstance(arguments, Arguments):
+        return step_of(arguments.settings, start=arguments.start, generates=arguments.generate, given=given)
+    if not arguments.task:
+        raise InputError("--task must be given with a fine-tuning config; give one, for example --task squad")
+    return step_of(arguments.settings, start=arguments.start, task=arguments.task, given=given)
+
+
+def _reported(step: Any, where: Any, compared: Sequence[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Print the report of a step and, if it does not fit, advice; then a table with the steps to compare."""
+    from jaxlm.views.aot_report import advice, larger_gpu, report
+
+    whole = report(step, where)
+    print(*lines(whole), sep="\n", flush=True)
+    if not whole["fits"]:
+        tried = {"micro_batches": whole["micro_batches"], "execution.remat": whole["remat"]}
+        whole["advice"] = advice(replace(step, config=with_fields(step.config, tried)), where)
+        whole["advice"]["larger_gpu"] = larger_gpu(whole, where)
+        print(*advice_lines(whole["advice"]), sep="\n")
+    if compared:
+        whole["compared"] = [{"choice": choice} | report(other, place) for choice, other, place in compared]
+        print(*table([{"choice": "as given"} | whole, *whole["compared"]]), sep="\n")
+    return whole
+
+
+def with_choice(arguments: Any, choice: str) -> tuple[Any, set[str]]:
+    """Return the arguments with those of a --compare on top, and their fields.
+
+    Invalid ones end the process as on the command line.
+    """
     try:
         words = shlex.split(choice)
     except ValueError:  # an unclosed quotation mark
@@ -112,8 +165,9 @@ def with_choice(arguments: Arguments, choice: str) -> Arguments:
         )
     fields = [f"--{word}" for word in words]
     default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
-    chosen = tyro.cli(Arguments, args=fields, default=default, prog=program_name("aot"))
-    return replace(checked(chosen), settings=one_duration(chosen.settings, given_fields(fields)))
+    chosen = tyro.cli(type(arguments), args=fields, default=default, prog=program_name("aot"))
+    given = given_fields(fields)
+    return replace(checked(chosen), settings=one_duration(chosen.settings, given)), given
 
 
 def lines(whole: dict[str, Any]) -> list[str]:
@@ -124,7 +178,7 @@ def lines(whole: dict[str, Any]) -> list[str]:
     least = "≥ " if any(step["lower_bound"] for step in whole["steps"]) else ""
     if whole["days"] is not None:
         found.append(f"the whole run: {least}{whole['days']:.1f} days")
-    elif all(step["step_milliseconds"] is not None for step in whole["steps"]):
+    elif whole["needs_steps"] and all(step["step_milliseconds"] is not None for step in whole["steps"]):
         found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
     found.append(f"versions: {in_words(whole['versions'])}")
     if whole["calibration"]:
@@ -139,9 +193,8 @@ def lines(whole: dict[str, Any]) -> list[str]:
 def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
     slices = f"{whole['slices']} slices, " if whole["slices"] > 1 else ""
     found = [
-        f"{slices}{counted(whole['chips'], whole['device'])} of {whole['topology']}, {step['batch_size']} x "
-        f"{step['length']} tokens per step in {counted(step['micro_batches'], 'micro-batch', 'micro-batches')}, "
-        f"remat {step['remat']} ({step['compile_seconds']} s to compile); all numbers are estimates"
+        f"{slices}{counted(whole['chips'], whole['device'])} of {whole['topology']}, {step['title']} "
+        f"({step['compile_seconds']} s to compile); all numbers are estimates"
     ]
     if step["step_milliseconds"] is None:
         needed = "more" if step["peak_gib"] is None else f"{step['peak_gib']:.2f} GiB"
@@ -215,6 +268,15 @@ def advice_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def batch_lines(found: Sequence[dict[str, Any]], limit: float) -> list[str]:
+    """Return a table of the largest batches."""
+    rows = [f"{'length':>8}{'largest batch':>16}{f'GiB of {limit:.2f}':>16}"]
+    for one in found:
+        peak = "-" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}"
+        rows.append(f"{one['length']:>8}{one['batch_size']:>16}{peak:>16}")
+    return rows
+
+
 def table(reports: Sequence[dict[str, Any]]) -> list[str]:
     """Return a table of reports, each with its `choice`; the values are those of the step of the full length."""
     rows = [("choice", "fits", "peak GiB", "ms", "MFU", "collective MB", "compile s")]
@@ -248,9 +310,19 @@ def _at_most(whole: dict[str, Any]) -> str:
     return "≤ " if whole["lower_bound"] else ""
 
 
+def parse(argv: Sequence[str]) -> tuple[Arguments | TaskArguments, set[str]]:
+    """Return the arguments of a command line, by the kind of its config, and the fields that it sets."""
+    loaded = load_config(argv[0], object) if argv and not argv[0].startswith("-") else None
+    kind: Any = TaskArguments if isinstance(loaded, FinetuneConfig) else Arguments
+    config = FinetuneConfig if kind is TaskArguments else PretrainConfig
+    if loaded is not None and not isinstance(loaded, config):
+        raise InputError(f"config {argv[0]} must return a PretrainConfig or a FinetuneConfig, got {loaded!r:.80}")
+    return command_line(kind, config, program="aot", description=__doc__, argv=argv, loaded=loaded)
+
+
 def main() -> None:
     """Run the command."""
-    arguments, given = command_line(Arguments, PretrainConfig, program="aot", description=__doc__)
+    arguments, given = parse(sys.argv[1:])
     settings = one_duration(arguments.settings, given)
     cuda.show()
     with cuda.quiet():  # the plugin says that there is no driver
@@ -259,7 +331,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")  # anything that is computed, not only compiled, is computed here
     jax.config.update("jax_enable_compilation_cache", False)  # a program that was compiled without a device is not read
     try:
-        aot(replace(arguments, settings=settings))
+        aot(replace(arguments, settings=settings), frozenset(given))
     except jax.errors.JaxRuntimeError as error:
         raise RunError(
             f"the compiler rejects the step; try other sizes, or --execution.attention xla: {one_line(error)[:300]}"

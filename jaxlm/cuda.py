@@ -64,7 +64,11 @@ def with_native_addition(flags: str) -> str:
 
 
 def show() -> None:
-    """Undo `prepare`'s hiding, for a program that compiles for GPUs. Call it before JAX is imported."""
+    """Undo `prepare`'s hiding, for a program that compiles for GPUs. Call it before JAX is imported.
+
+    XLA then reports errors alone: for a step that does not fit it would warn of that once more.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for name in installed():
         for module in (f"jax_{name}_plugin", f"jax_plugins.xla_{name}"):
             sys.modules.pop(module, None)

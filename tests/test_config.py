@@ -264,7 +264,7 @@ def test_help_lists_the_flags_of_the_layout(write, capsys, layout):
 def test_a_compared_choice_may_be_a_layout():
     """Fails when `--compare` knows the flags of the first layout alone."""
     arguments = aot.Arguments("debug/bert", "v5e:2x2", settings=PretrainConfig(data=Windows(store=("a",))))
-    chosen = aot.with_choice(arguments, "data.layout=pairs data.pairs-per-row=2").settings
+    chosen = aot.with_choice(arguments, "data.layout=pairs data.pairs-per-row=2")[0].settings
     assert chosen.data == SentencePairs(store=("a",), pairs_per_row=2)
     with pytest.raises(InputError, match="data.pairs_per_row must be given with data.layout pairs, got windows"):
         aot.with_choice(arguments, "data.pairs-per-row=2")

@@ -23,7 +23,7 @@ from jaxlm.inference.scoring import Scored, Scorer, TokenScores
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import Pretraining, make_pretraining
-from jaxlm.training.program import fitted_to_devices, make_program, run_settings, with_vocabulary
+from jaxlm.training.program import empty_row, fitted_to_devices, make_program, run_settings, with_vocabulary
 from jaxlm.training.step import TrainState, make_eval_step
 
 SCORED_BATCHES = 4  # batches per timed call of the scorer, which overlaps the transfers of one with the next
@@ -34,7 +34,8 @@ def measure_step(arguments: BenchArguments) -> dict[str, Any]:
     mesh = make_mesh(arguments.settings.mesh)
     config, tokenizer, batches = _with_rows(arguments)
     with use_mesh(mesh):
-        config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), [config.length], mesh)
+        rows = [empty_row(config, config.length)]
+        config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), rows, mesh)
         pretraining = make_pretraining(config, tokenizer)
         assert config.micro_batches != "auto"
         check_batch(config.batch_size, config.micro_batches, mesh)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxlm import tasks
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
@@ -33,6 +34,8 @@ from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training import start
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import explain_failure
+from jaxlm.training.program import fitted_to_devices, with_kept_choice
+from jaxlm.training.task_model import make_task_learner
 from jaxlm.wording import counted
 
 log = logging.getLogger(__name__)
@@ -134,6 +137,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     check_batches(planned.config, mesh)
     encoded = encoded_splits(planned)
     config, num_steps = _with_steps(planned, encoded)
+    config = _fitted(config, planned, encoded, mesh)
     run, task, source = RunDirectory(arguments.run), planned.task, planned.source
     trials = [Trial(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
@@ -217,6 +221,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     else:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
     of_tokenizer = [f"tokenizer {arguments.tokenizer}: {note}" for note in tokenizer.notes if source is None]
+    config = with_kept_choice(config, saved_config(arguments.run))
     config.check()
     if source is None and (config.transfer_layers is not None or config.reinit_layers):
         name = "transfer_layers" if config.transfer_layers is not None else "reinit_layers"
@@ -304,6 +309,13 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
     for length in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
         check_sizes(length, config.execution.loss_chunks, config.model)
     return config, num_steps
+
+
+def _fitted(config: FinetuneConfig, planned: Plan, encoded: Mapping[str, Encoded], mesh: Mesh) -> FinetuneConfig:
+    """Return the config with its `auto` fields resolved for this machine's devices: the longest batches fit."""
+    longest = max(TrainBatches(encoded["train"], batch_size=planned.batch_size, seed=0, num_steps=1).lengths)
+    row = encoded["train"].batch(np.array([0]), longest, 1)
+    return fitted_to_devices(config, lambda choice: make_task_learner(choice, planned.task), [row], mesh)
 
 
 def _unfreezing_note(context: TrialContext, last_stage: int) -> str | None:

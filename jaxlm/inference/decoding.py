@@ -62,10 +62,11 @@ class Rows(NamedTuple):
 class CachedModel:
     """A causal model that is given one token of each row at a time, and rules for the scores of the next.
 
-    params: {"backbone": …}, on any devices. mesh: the mesh of params, or None for one device. positions: the number of
-    positions to use; default: all. sliding: continue texts of more positions, given a window of their last tokens:
-    `starts`. forbidden: ids that are never generated. size: the tokenizer's; further rows of a published table are
-    padding and never generated. end: the id that ends a text.
+    params: {"backbone": …}, on any devices; None: to be given later, or never where a step is only compiled. mesh: the
+    mesh of params, or None for one device. positions: the number of positions to use; default: all. sliding: continue
+    texts of more positions, given a window of their last tokens: `starts`. forbidden: ids that are never generated.
+    size: the tokenizer's; further rows of a published table are padding and never generated. end: the id that ends a
+    text.
     repetition_penalty: a score of an id that the row has, prompt included, is divided by it if positive, and multiplied
     by it if negative (Keskar, McCann, Varshney, Xiong and Socher, "CTRL", 2019, section 4.1, with transformers' rule
     for negative scores); 1: no effect. min_length: the number of new tokens before `end` may follow.
@@ -88,7 +89,7 @@ class CachedModel:
         self.model, self.mesh, self.end = model, mesh, end
         self.repetition_penalty, self.min_length = repetition_penalty, min_length
         self.positions, self.sliding = positions or model.max_length, sliding
-        self.params = for_inference(model, params)
+        self.params = None if params is None else for_inference(model, params)
         allowed_V = np.ones(model.config.vocab_size, bool)
         allowed_V[list(forbidden)] = False
         allowed_V[len(allowed_V) if size is None else size :] = False
@@ -230,12 +231,17 @@ def for_inference(model: Model, params: Any) -> Any:
     A decoding step reads all weights for one token. In the dtype of the computation, norms excepted, they are half as
     wide on accelerators; `Model.by_layer` saves copies of them on a CPU.
     """
+    return model.by_layer(in_compute_dtype(model, params))
+
+
+def in_compute_dtype(model: Model, params: Any) -> Any:
+    """Return the parameters in the dtype of the computation, norms excepted."""
     dtype = model.execution.compute_dtype()
 
     def cast(path, leaf):
         return leaf if any("norm" in str(entry) for entry in path) else leaf.astype(dtype)
 
-    return model.by_layer(jax.tree_util.tree_map_with_path(cast, params))
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def prefix_token(tokenizer: Tokenizer, *, finetuned: bool = False) -> list[int]:

@@ -18,11 +18,12 @@ of fixed shape, compiled once; its cache is gathered by beam. The bookkeeping of
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Lowered
 
 from jaxlm.inference.arguments import Sampling
 from jaxlm.inference.decoding import CachedModel, Prompt, Rows
@@ -86,6 +87,21 @@ class Sampler:
         for prompt in prompts:
             self.cached.check(prompt)
         return self._tokens(prompts, samples)
+
+    def lowered(self, params: Any, rows: int, room: int) -> Lowered:
+        """Trace a step for `rows` rows with room for `room` tokens each, for measurements. Nothing is allocated.
+
+        params: those of `for_inference`, as jax.ShapeDtypeStruct. The mesh, if any, must be in use.
+        """
+
+        def of_rows():
+            model = self.cached.model
+            lengths_R, ids_R = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32)
+            carry = model.decoding_carry(rows, room, model.execution.compute_dtype())
+            seeds = _keys(self.seed, np.arange(rows, dtype=np.uint32), 1), lengths_R
+            return Rows(carry, lengths_R, None), ids_R, jnp.int32(0), seeds
+
+        return self._next.lower(params, *jax.eval_shape(of_rows))
 
     def _tokens(self, prompts, samples):
         cached, end = self.cached, self.cached.end

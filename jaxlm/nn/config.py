@@ -81,7 +81,7 @@ class Execution:
     kernel does not support, for example attention dropout, fall back to xla, and the log says so."""
     remat: Literal["none", "dots", "full", "auto"] = "none"
     """Recomputation in the backward pass. none: nothing. dots: all but matrix products. full: each whole layer. auto:
-    the first of these that fits the devices' memory in pretraining; none where it is not reported, as on the CPU."""
+    the first of these that fits the devices' memory; none where it is not reported, as on the CPU."""
     unroll: Natural = 0
     """Layers per iteration of the layer loop. 0: all of them. More layers take longer to compile."""
     loss_chunks: Annotated[int, Range(0, fix="give 0 for automatic")] = 0

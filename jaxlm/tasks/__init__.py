@@ -12,7 +12,7 @@ from jaxlm.tasks.batches import (
     steps_of_epochs,
 )
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.encoding import Encoded, encode_examples, encode_split
+from jaxlm.tasks.encoding import Encoded, empty_row, encode_examples, encode_split
 from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.input_formats import FORMATS
 from jaxlm.tasks.kinds import KINDS
@@ -25,6 +25,7 @@ from jaxlm.tasks.registry import (
     read_split,
     read_task,
     rows_of_records,
+    typical_task,
 )
 from jaxlm.tasks.task import Columns, Task, TaskOptions
 
@@ -46,6 +47,7 @@ __all__ = [
     "TrainBatches",
     "choose_lengths",
     "compute_metrics",
+    "empty_row",
     "encode_examples",
     "encode_split",
     "eval_batches",
@@ -57,4 +59,5 @@ __all__ = [
     "rows_of_records",
     "standard_lengths",
     "steps_of_epochs",
+    "typical_task",
 ]

@@ -107,6 +107,22 @@ class EncodedSplit(Encoded):
         return {"extract": extract, "second": second, "labels": labels}
 
 
+def empty_row(task: Task, input_format: str, length: int) -> "ExampleBatch":
+    """Return a batch of one empty row of `length`, for measurements: its shapes are those of a batch of the task."""
+    from jaxlm.data.batch import ExampleBatch
+
+    lengths = np.zeros((1, FORMATS[input_format].num_sequences(task)), np.int32)
+    return ExampleBatch(
+        ids=np.zeros((*lengths.shape, length), np.int32),
+        lengths=lengths,
+        extract=lengths,
+        second=lengths,
+        labels=task.no_targets(1, length),
+        weights=np.zeros(1, np.float32),
+        index=np.full(1, -1, np.int32),
+    )
+
+
 _CHUNK = 4096  # examples tokenized at a time
 
 

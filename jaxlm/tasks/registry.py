@@ -16,6 +16,7 @@ from jaxlm.tasks.datasets.choices import CHOICES
 from jaxlm.tasks.datasets.classifications import CLASSIFICATIONS
 from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
 from jaxlm.tasks.examples import Split, TaskData
+from jaxlm.tasks.kinds import KINDS
 from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
@@ -28,6 +29,30 @@ _SAMPLE = 1  # the second word of the seed of samples; that of held-out rows has
 def task_names() -> tuple[str, ...]:
     """Return the values that `--task` accepts."""
     return (*TASKS, "custom")
+
+
+# What a kind of task is estimated with where no data is read: two labels, four choices, the nine tags of CoNLL-2003.
+_TYPICAL: Mapping[str, Mapping[str, Any]] = {
+    "choice": {"labels": ("0", "1", "2", "3"), "num_choices": 4},
+    "tagging": {"labels": ("O", *(f"{mark}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for mark in "BI"))},
+    "span": {},
+    "regression": {},
+}
+
+
+def typical_task(name: str) -> Task:
+    """Return a built-in task, or a task of a kind, for measurements without data; its labels are typical ones.
+
+    InputError for another name.
+    """
+    known = (*TASKS, *KINDS)
+    if name not in known:
+        hint = did_you_mean(name, known, "choose one of them")
+        raise InputError(f"task must be one of {', '.join(known)}, got {name}; {hint}")
+    if name in KINDS:
+        return KINDS[name](name=name, **_TYPICAL.get(name, {"labels": ("0", "1")}))
+    task = TASKS[name]
+    return task if task.num_outputs else dataclasses.replace(task, **_TYPICAL[task.kind])
 
 
 def read_task(

@@ -181,6 +181,10 @@ class Task:
         """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
         return None
 
+    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+        """Return the loss targets of unlabelled rows; see `ExampleBatch.labels`. length: of the rows."""
+        raise NotImplementedError
+
     def checked(self, splits: Mapping[str, "Split"], *, strict: bool = False) -> dict[str, "Split"]:
         """Return the splits without training rows whose labels do not fit. InputError with `strict` if any."""
         return dict(splits)

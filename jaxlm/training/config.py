@@ -214,8 +214,6 @@ class FinetuneConfig(RunConfig):
     length: Count | None = None
     """Tokens in the longest sequence. Longer inputs are truncated by the task's rule. Default: the task's."""
     select: Literal["best", "last"] = "best"
-    micro_batches: Count = 1
-    """Micro-batches per step, run in sequence; the update is that of the whole batch."""
     auxiliary_lm: NotNegative = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
     head: Literal["linear", "bilstm", "concat_pooling"] = "linear"

@@ -36,7 +36,7 @@ from jaxlm.training.config import PretrainArguments, PretrainConfig, one_duratio
 from jaxlm.training.initialization import matched_rows
 from jaxlm.training.optimizer import ParameterGroup
 from jaxlm.training.optimizer_variants import layer_groups
-from jaxlm.training.program import Learner, carry_of
+from jaxlm.training.program import Learner, carry_of, with_kept_choice
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +102,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         if arguments.verify_stores:
             store.verify()
     config = with_fitting_objective(config, given)
-    saved = saved_config(arguments.run)
-    if config.execution.remat == "auto" and saved is not None:  # a resumed run keeps its choice
-        config = replace(config, execution=replace(config.execution, remat=saved["execution"]["remat"]))
+    config = with_kept_choice(config, saved_config(arguments.run))
     config.check()
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None

@@ -34,8 +34,8 @@ from jaxlm.training.pretraining import Plan, Pretraining, make_pretraining, plan
 from jaxlm.training.program import (
     CompiledStep,
     Program,
-    abstract_batch,
     abstract_rows,
+    empty_row,
     fitted_to_devices,
     make_program,
     run_settings,
@@ -82,14 +82,14 @@ def prepared(planned: Plan) -> _Prepared:
     eval_batch_size = check_batches(config, mesh)
     tokenizer = planned.stores[0].tokenizer()
     pretraining = make_pretraining(config, tokenizer)
-    lengths = [phase.length for phase in planned.phases]
-    row = abstract_batch(replace(config, batch_size=1), max(lengths), mesh)
-    check_batch_memory(row, config.batch_size)
-    check_batch_memory(row, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
+    empty = [empty_row(config, phase.length) for phase in planned.phases]
+    longest = max(empty, key=lambda row: row.ids.shape[-1])
+    check_batch_memory(longest, config.batch_size)
+    check_batch_memory(longest, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
     with use_mesh(mesh):  # a model that cannot fit is not compiled
         of_one = make_program(pretraining, replace(config, micro_batches=1), mesh).abstract
     check_state_memory(of_one, of_one.params)
-    config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), lengths, mesh)
+    config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), empty, mesh)
     pretraining = make_pretraining(config, tokenizer)
     masked = config.objective.kind == "masked_lm"
     reading = Reading(planned.stores, config.length, config.batch_size, config.seed, masked=masked)

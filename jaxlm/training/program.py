@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from jaxlm.training.weights import no_iterates
 REMATS: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")  # the fastest first
 MEMORY_FRACTION = 0.9  # usable fraction of a device's allocator; the rest is lost to fragmentation
 
+Config = TypeVar("Config", PretrainConfig, FinetuneConfig)
 log = logging.getLogger(__name__)
 
 
@@ -210,12 +211,12 @@ def with_published_vocabulary(model: ModelConfig) -> ModelConfig:
     return replace(model, vocab_size=next(same, family.vocab_size))
 
 
-def abstract_batch(config: PretrainConfig, length: int, mesh: Mesh) -> Any:
-    """Return a batch of rows of `length` as jax.ShapeDtypeStruct, its rows sharded over `mesh`."""
+def empty_row(config: PretrainConfig, length: int) -> Any:
+    """Return a batch of one empty row, as long as the longest of those of `length`."""
     row = config.data.empty(1, config.data.longest_row(length))
     if config.objective.kind == "masked_lm" and row.mask_seeds is None:
         row = replace(row, mask_seeds=mask_seeds(config.seed, [0]))
-    return abstract_rows(row, config.batch_size, mesh)
+    return row
 
 
 def abstract_rows(row: Any, batch_size: int, mesh: Mesh) -> Any:
@@ -234,17 +235,33 @@ class CompiledTraining:
 
 
 def compile_training(
-    learner: Learner, config: PretrainConfig, length: int, mesh: Mesh, options: Mapping[str, Any] | None = None
+    learner: Learner,
+    config: PretrainConfig | FinetuneConfig,
+    row: Any,
+    mesh: Mesh,
+    options: Mapping[str, Any] | None = None,
 ) -> CompiledTraining:
-    """Compile the step of a run for rows of `length`, for the devices of `mesh`. Nothing is allocated.
+    """Compile the step of a run for rows like `row`, a batch of one, for the devices of `mesh`. Nothing is allocated.
 
     options: of the compiler. Default: none.
     """
+    assert config.batch_size is not None
+
+    def lowered() -> Lowered:
+        return make_program(learner, config, mesh).lowered(abstract_rows(row, config.batch_size or 0, mesh))
+
+    return compile_if_it_fits(lowered, mesh, options)
+
+
+def compile_if_it_fits(
+    lowered: Callable[[], Lowered], mesh: Mesh, options: Mapping[str, Any] | None = None
+) -> CompiledTraining:
+    """Compile a program for the devices of `mesh`, which is in use when `lowered` traces it. options: as above."""
     started = time.perf_counter()
     with use_mesh(mesh):
-        lowered = make_program(learner, config, mesh).lowered(abstract_batch(config, length, mesh))
+        traced = lowered()
         try:
-            step = lowered.compile(compiler_options=dict(options or {}))
+            step = traced.compile(compiler_options=dict(options or {}))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error) or re.search(r"memory space (?!hbm)", str(error)):
                 raise  # the memory of a kernel does not depend on the size of the step
@@ -259,11 +276,12 @@ def micro_batch_counts(batch_size: int, mesh: Mesh) -> list[int]:
     return [count for count in range(1, rows + 1) if rows % count == 0]
 
 
-def choices(config: PretrainConfig, mesh: Mesh) -> Iterator[PretrainConfig]:
+def choices(config: Config, mesh: Mesh) -> Iterator[Config]:
     """Yield what `micro_batches auto` and `execution.remat auto` of a config stand for, the fastest first.
 
     Recomputing costs less than a further micro-batch.
     """
+    assert config.batch_size is not None
     counts = [config.micro_batches] if config.micro_batches != "auto" else micro_batch_counts(config.batch_size, mesh)
     execution = config.execution
     for count in counts:
@@ -271,19 +289,26 @@ def choices(config: PretrainConfig, mesh: Mesh) -> Iterator[PretrainConfig]:
             yield replace(config, micro_batches=count, execution=replace(execution, remat=remat))
 
 
-def first_that_fits(
-    config: PretrainConfig, mesh: Mesh, fits: Callable[[PretrainConfig], bool]
-) -> PretrainConfig | None:
+def first_that_fits(config: Config, mesh: Mesh, fits: Callable[[Config], bool]) -> Config | None:
     """Return the first of the `choices` that fits, or None."""
     return next(filter(fits, choices(config, mesh)), None)
 
 
-def fitted_to_devices(
-    config: PretrainConfig, learner: Callable[[PretrainConfig], Learner], lengths: Sequence[int], mesh: Mesh
-) -> PretrainConfig:
+def with_kept_choice(config: Config, saved: Mapping[str, Any] | None) -> Config:
+    """Return the config of a run with the saved choice for `execution.remat auto`, if it is resumed.
+
+    saved: the run's config.json, None for a new run.
+    """
+    if config.execution.remat != "auto" or saved is None:
+        return config
+    return replace(config, execution=replace(config.execution, remat=saved["execution"]["remat"]))
+
+
+def fitted_to_devices(config: Config, learner: Callable[[Config], Learner], rows: Sequence[Any], mesh: Mesh) -> Config:
     """Return `config` with its `auto` fields resolved for this machine's devices, the same on every process.
 
-    The first choice is taken if the backend does not report its memory, as on a CPU. InputError if none fits.
+    rows: a batch of one row for each length of the run. The first choice is taken if the backend does not report its
+    memory, as on a CPU. InputError if none fits.
     """
     fields = {"micro_batches": config.micro_batches, "execution.remat": config.execution.remat}
     asked = " and ".join(f"{name} auto" for name, value in fields.items() if value == "auto")
@@ -300,9 +325,10 @@ def fitted_to_devices(
         )
         return chosen
 
-    def fits(candidate: PretrainConfig) -> bool:
-        for length in lengths:
-            found = compile_training(learner(candidate), candidate, length, mesh)
+    def fits(candidate: Config) -> bool:
+        for row in rows:
+            length = jax.tree.leaves(row)[0].shape[-1]
+            found = compile_training(learner(candidate), candidate, row, mesh)
             over = found.step is None or found.peak_gib is None or found.peak_gib > limit
             said = "out of memory" if found.peak_gib is None else f"{found.peak_gib:.2f} GiB"
             count, remat = candidate.micro_batches, candidate.execution.remat

@@ -1,4 +1,4 @@
-"""Estimated cost of a pretraining step on TPUs or GPUs, and changes to try if it does not fit."""
+"""Estimated cost of a step on TPUs or GPUs, changes to try if it does not fit, and the largest batch that does."""
 
 import dataclasses
 import functools
@@ -8,65 +8,76 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.gpus import smallest_that_holds
 from jaxlm.compiler.targets import Target, calibration, estimate
 from jaxlm.config import with_fields
-from jaxlm.data.loader import Phase, phases
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.host import compilers
-from jaxlm.training.config import PretrainConfig, check_batches
-from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import REMATS, choices, compile_training, first_that_fits, micro_batch_counts
+from jaxlm.models import family_of
+from jaxlm.training.config import check_batches
+from jaxlm.training.program import REMATS, CompiledTraining, choices, first_that_fits, micro_batch_counts
+from jaxlm.views.aot_steps import FinetuningStep, PretrainingStep, Step
 
-STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
+LENGTHS = (64, 128, 256, 320, 384, 512)  # of the table in the README of google-research/bert
+FIRST_ROWS = 4  # of the first program in the search for the largest batch
+COMPILATIONS = 5  # of a length, at most, in that search
 
 log = logging.getLogger(__name__)
 
 
-def check(config: PretrainConfig, where: Target) -> Mesh:
-    """Return the mesh. Raises InputError, before compiling, for a config that cannot run on the topology."""
-    config.check()
-    mesh = make_mesh(config.mesh, where.devices())
-    check_batches(config, mesh)
-    _phases(config)
+def check(step: Step, where: Target) -> Mesh:
+    """Return the mesh. Raises InputError, before compiling, for a step that cannot run on the topology."""
+    step.config.check()
+    mesh = make_mesh(step.config.mesh, where.devices())
+    check_batches(step.config, mesh)
+    assert step.lengths
     return mesh
 
 
-def report(config: PretrainConfig, where: Target) -> dict[str, Any]:
-    """Return the estimates for the step of each phase, the full length first. `auto` fields are resolved.
+def report(step: Step, where: Target) -> dict[str, Any]:
+    """Return the estimates for the step at each of its lengths, the full one first. `auto` fields are resolved.
 
     If no choice fits, the estimates are for the last one. Milliseconds, and values derived from them, are None for a
     step that the compiler rejects because it exceeds the memory. `lower_bound` is true for a step with a kernel that
     could not be measured: its milliseconds are then at least those stated, its MFU and tokens per second at most.
     """
-    mesh = check(config, where)
-    config = first_that_fits(config, mesh, lambda choice: _fits(choice, where)) or list(choices(config, mesh))[-1]
-    assert config.micro_batches != "auto"
-    steps = _steps(config, where)
-    shares = [
-        (phase.end_step - phase.first_step) * config.batch_size * phase.length for phase in reversed(_phases(config))
-    ]
+    mesh = check(step, where)
+    candidates = functools.partial(dataclasses.replace, step)
+    config = first_that_fits(step.config, mesh, lambda choice: _fits(candidates(config=choice), where))
+    step = candidates(config=config or list(choices(step.config, mesh))[-1])
+    steps = _estimates(step, where)
     whole = {"topology": where.name, "slices": where.slices, "chips": where.num_chips, "mesh": dict(mesh.shape)}
     whole |= {"device": where.word, "cost_model": where.cost_model}
-    whole |= steps[0] | {"fits": all(step["fits"] for step in steps), "days": None}
-    if config.num_steps and all(step["tokens_per_second"] for step in steps):
-        seconds = sum(tokens / step["tokens_per_second"] for tokens, step in zip(shares, steps, strict=True))
-        whole["days"] = round(seconds / 86400, 2)
+    whole["needs_steps"] = type(step) is PretrainingStep and not step.config.num_steps
+    whole |= steps[0] | {"fits": all(one["fits"] for one in steps), "days": _days(step, steps)}
     rates = [dataclasses.asdict(rate) for rate in calibration(where)]
     rounded = [rate | {"estimated": round(rate["estimated"], 1)} for rate in rates]
     return whole | {"steps": steps, "calibration": rounded, "versions": compilers(where.platform)}
 
 
-def advice(config: PretrainConfig, where: Target) -> dict[str, Any]:
-    """Compile changes to a config that does not fit, one at a time, until one fits.
+def _days(step: Step, steps: list[dict[str, Any]]) -> float | None:
+    """Return the days of a whole run; None if its number of steps, or the time of one, is not known."""
+    speeds = [one["tokens_per_second"] for one in steps]
+    if not (step.trains and step.config.num_steps and all(speeds)):
+        return None
+    if isinstance(step, FinetuningStep):
+        return round(step.config.num_steps * step.tokens(step.config.length) / speeds[0] / 86400, 2)
+    tokens = [(phase.end_step - phase.first_step) * step.tokens(phase.length) for phase in reversed(step.phases)]
+    return round(sum(count / speed for count, speed in zip(tokens, speeds, strict=True)) / 86400, 2)
+
+
+def advice(step: Step, where: Target) -> dict[str, Any]:
+    """Compile changes to a step that does not fit, one at a time, until one fits.
 
     tried: the changes, each with its peak memory. choice: the fields of the one that fits, or None. report: its report.
     """
     tried: list[dict[str, Any]] = []
-    for change in _changes(config, make_mesh(config.mesh, where.devices()), where.slices):
-        choice, candidate = " ".join(f"--{name} {value}" for name, value in change.items()), with_fields(config, change)
-        step, fits = _steps(candidate, where)[0], _fits(candidate, where)
-        tried.append({"choice": choice, "fits": fits, "peak_gib": step["peak_gib"]})
+    for change in _changes(step, make_mesh(step.config.mesh, where.devices()), where.slices):
+        choice = " ".join(f"--{name} {value}" for name, value in change.items())
+        candidate = dataclasses.replace(step, config=with_fields(step.config, change))
+        found, fits = _estimates(candidate, where)[0], _fits(candidate, where)
+        tried.append({"choice": choice, "fits": fits, "peak_gib": found["peak_gib"]})
         log.info("tried %s: %s", choice, "fits" if fits else "does not fit")
         if fits:
             return {"tried": tried, "choice": choice, "report": report(candidate, where)}
@@ -79,19 +90,19 @@ def larger_gpu(found: dict[str, Any], where: Target) -> str | None:
     return smallest_that_holds(max(peaks)) if where.platform == "gpu" and None not in peaks else None
 
 
-def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
+def _changes(step: Step, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
     """Yield changes of fields, the cheapest first: micro-batches, remat, both, more shards of the model."""
-    counts, remats = micro_batch_counts(config.batch_size, mesh), list[str](REMATS)
-    assert config.micro_batches != "auto"
-    micro = [{"micro-batches": count} for count in counts if count > config.micro_batches]
-    remat = [{"execution.remat": name} for name in remats[remats.index(config.execution.remat) + 1 :]]
-    both: dict[str, Any] = {}
-    for change in micro[-1:] + remat[-1:]:
-        both |= change
-    yield from micro
-    yield from remat
-    if micro and remat:
-        yield both
+    config, both = step.config, dict[str, Any]()
+    if step.trains:
+        counts, remats = micro_batch_counts(config.batch_size, mesh), list[str](REMATS)
+        micro = [{"micro-batches": count} for count in counts if count > config.micro_batches]
+        remat = [{"execution.remat": name} for name in remats[remats.index(config.execution.remat) + 1 :]]
+        for change in micro[-1:] + remat[-1:]:
+            both |= change
+        yield from micro
+        yield from remat
+        if micro and remat:
+            yield both
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     for factor in range(2, data + 1):
         if data % factor == 0 and data // factor % slices == 0:
@@ -101,27 +112,76 @@ def _changes(config: PretrainConfig, mesh: Mesh, slices: int) -> Iterator[dict[s
                 yield shards | both
 
 
-def _fits(config: PretrainConfig, where: Target) -> bool:
-    return all(step["fits"] for step in _steps(config, where))
+def largest_batches(step: Step, where: Target) -> list[dict[str, Any]]:
+    """Return the largest batch that fits for each of LENGTHS that the model reads: length, batch_size and peak_gib.
+
+    Memory is nearly linear in the rows: two programs predict the batch, and a further one of that size confirms it. A
+    batch of more than 64 rows is a multiple of 8. batch_size 0: not one row per device fits.
+    """
+    mesh = make_mesh(step.config.mesh, where.devices())
+    share = mesh.shape["data"] * mesh.shape["fsdp"] * step.config.micro_batches
+    found = []
+    for length in LENGTHS:
+        if length <= family_of(step.config.model).max_length(step.config.model):
+            rows, peak = _largest_batch(step, length, share, where)
+            found.append({"length": length, "batch_size": rows * share, "peak_gib": peak})
+            log.info("length %d: %d rows, %s GiB", length, rows * share, "-" if peak is None else f"{peak:.2f}")
+    return found
 
 
-def _steps(config: PretrainConfig, where: Target) -> list[dict[str, Any]]:
-    return [_step(config, phase.length, where) for phase in reversed(_phases(config))]
+def _largest_batch(step: Step, length: int, share: int, where: Target) -> tuple[int, float | None]:
+    """Return the most rows, in units of `share`, of which a program fits, and its GiB; (0, None) without any."""
+    peaks: dict[int, float] = {}
+    fitting, refused, rows = 0, 1 << 30, FIRST_ROWS
+    for _ in range(COMPILATIONS):
+        config = dataclasses.replace(step.config, batch_size=rows * share, length=length, eval_batch_size=None)
+        found = _compiled(dataclasses.replace(step, config=config), length, where)
+        if found.peak_gib is not None:
+            peaks[rows] = found.peak_gib
+        if found.step is not None:
+            peaks.setdefault(0, memory_of(found.step).arguments)  # nearly that of no rows: the state
+        if found.step is not None and peaks[rows] <= where.usable_gib:
+            fitting = max(fitting, rows)
+        else:
+            refused = min(refused, rows)
+        rows = _rounded(_predicted(peaks, where.usable_gib) if len(peaks) > 1 else refused // 2)
+        if not fitting < rows < refused:
+            break
+    return fitting, peaks[fitting] if fitting else None
 
 
-def _phases(config: PretrainConfig) -> tuple[Phase, ...]:
-    return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)
+def _predicted(peaks: dict[int, float], limit: float) -> int:
+    """Return the rows whose memory is `limit` by the line through the two known sizes that are nearest to it."""
+    near, far = sorted(peaks, key=lambda rows: abs(peaks[rows] - limit))[:2]
+    per_row = (peaks[near] - peaks[far]) / (near - far)
+    return int(near + (limit - peaks[near]) / per_row) if per_row > 0 else near
+
+
+def _rounded(rows: int) -> int:
+    return rows if rows <= 64 else rows // 8 * 8
+
+
+def _fits(step: Step, where: Target) -> bool:
+    return all(one["fits"] for one in _estimates(step, where))
+
+
+def _estimates(step: Step, where: Target) -> list[dict[str, Any]]:
+    return [_estimate(step, length, where) for length in step.lengths]
+
+
+def _compiled(step: Step, length: int, where: Target) -> CompiledTraining:
+    return step.compiled(length, make_mesh(step.config.mesh, where.devices()), where.compiler_options)
 
 
 @functools.cache  # the report of a choice reuses the compilation that tried it
-def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
-    pretraining, mesh = make_pretraining(config, None), make_mesh(config.mesh, where.devices())
-    compiled = compile_training(pretraining, config, length, mesh, where.compiler_options)
-    tokens, chip = config.batch_size * length, where.chip
-    flops = tokens * pretraining.flops_per_token(length)
+def _estimate(step: Step, length: int, where: Target) -> dict[str, Any]:
+    config, chip = step.config, where.chip
+    compiled = _compiled(step, length, where)
+    tokens, flops = step.tokens(length), step.flops(length)
     dtype = "bfloat16" if config.execution.dtype == "auto" else config.execution.dtype
     peak = compiled.peak_gib
     values: dict[str, Any] = {
+        "title": step.title(length),
         "length": length,
         "batch_size": config.batch_size,
         "micro_batches": config.micro_batches,
@@ -142,7 +202,7 @@ def _step(config: PretrainConfig, length: int, where: Target) -> dict[str, Any]:
     }
     if compiled.step is None:
         return values
-    found = estimate(compiled.step, where, mesh.shape)
+    found = estimate(compiled.step, where, make_mesh(config.mesh, where.devices()).shape)
     seconds = found.milliseconds / 1e3
     cost: Any = compiled.step.cost_analysis() or {}  # the GPU's compiler has none
     return values | {

@@ -39,6 +39,7 @@ from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.views import aot_report
 from jaxlm.views.aot_report import _changes, report
+from jaxlm.views.aot_steps import PretrainingStep
 
 pytestmark = pytest.mark.versions
 
@@ -236,9 +237,9 @@ def test_a_step_with_a_kernel_that_cannot_be_read_is_a_lower_bound(monkeypatch):
     where = topology_or_skip("v5e:2x2")
     monkeypatch.setattr(kernels, "_measured", {})
     monkeypatch.setattr(kernels.subprocess, "run", lambda *words, **more: subprocess.CompletedProcess([], 1, "", "no"))
-    aot_report._step.cache_clear()
-    figures = report(tiny(), where)
-    aot_report._step.cache_clear()
+    aot_report._estimate.cache_clear()
+    figures = report(PretrainingStep(tiny()), where)
+    aot_report._estimate.cache_clear()
     assert figures["lower_bound"] and figures["steps"][0]["lower_bound"] and len(figures["uncounted_kernels"]) == 2
     said = "\n".join(aot.lines(figures))
     assert f"step          ≥ {figures['step_milliseconds']:.1f} ms, ≤ " in said and "MFU ≤ " in said
@@ -292,14 +293,14 @@ def test_what_does_not_fit_is_changed_until_it_does(monkeypatch):
     """
     where = topology_or_skip("v5e:2x2")
     config = replace(tiny(batch_size=1024), model=replace(tiny().model, vocab_size=8000))
-    small = replace(where.chip, memory_gib=RUNTIME_GIB + 0.95 * report(config, where)["peak_gib"])
+    small = replace(where.chip, memory_gib=RUNTIME_GIB + 0.95 * report(PretrainingStep(config), where)["peak_gib"])
     monkeypatch.setitem(chips.CHIPS, "v5e", small)
     figures = aot.aot(aot.Arguments("", topology="v5e:2x2", settings=config))
     assert not figures["fits"] and figures["advice"]["choice"] == "--micro-batches 2"
     assert figures["advice"]["tried"] == [
         {"choice": "--micro-batches 2", "fits": True, "peak_gib": figures["advice"]["report"]["peak_gib"]}
     ]
-    automatic = report(replace(config, micro_batches="auto"), topology("v5e:2x2"))
+    automatic = report(PretrainingStep(replace(config, micro_batches="auto")), topology("v5e:2x2"))
     assert automatic["fits"] and automatic["micro_batches"] == 2
 
 
@@ -307,7 +308,7 @@ def test_what_the_compiler_refuses():
     """A table of 6 GB with its two moments on chips of 16: the report says what is needed, and has no milliseconds."""
     where = topology_or_skip("v5e:2x2")
     config = replace(tiny(batch_size=4), model=replace(tiny().model, vocab_size=12_000_000))
-    figures = report(config, where)
+    figures = report(PretrainingStep(config), where)
     assert not figures["fits"] and figures["peak_gib"] > 16 and figures["step_milliseconds"] is figures["days"] is None
     assert any("DOES NOT FIT" in line for line in aot.lines(figures))
     assert aot.table([{"choice": "as given"} | figures])[1].split()[2] == "no"
@@ -317,7 +318,10 @@ def test_changes_are_tried_in_order():
     """What costs least first; with slices `data` stays divisible by them; nothing is tried that the config has."""
     mesh = make_mesh(MeshConfig())
     config = tiny(batch_size=16, execution=Execution(remat="dots"))
-    said = [" ".join(f"{name} {value}" for name, value in change.items()) for change in _changes(config, mesh, 2)]
+    said = [
+        " ".join(f"{name} {value}" for name, value in change.items())
+        for change in _changes(PretrainingStep(config), mesh, 2)
+    ]
     both = "micro-batches 2 execution.remat full"
     pieces = ("mesh.data 4 mesh.fsdp 2", "mesh.data 2 mesh.fsdp 4")
     expected = ["micro-batches 2", "execution.remat full", both]
@@ -358,7 +362,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_compiled
 def test_epochs_given_replace_the_steps_of_the_config(monkeypatch):
     """Fails when days are those of the config's steps."""
     found = []
-    monkeypatch.setattr(aot, "aot", lambda arguments: found.append(arguments.settings))
+    monkeypatch.setattr(aot, "aot", lambda arguments, given: found.append(arguments.settings))
     monkeypatch.setattr("sys.argv", ["aot", "pretrain/gpt1", "--num-epochs", "3"])
     aot.main()
     assert (found[0].num_steps, found[0].num_epochs) == (None, 3)
@@ -377,8 +381,10 @@ def test_what_the_compiler_refuses_for_another_reason_is_one_line(monkeypatch):
     step = Step()
     monkeypatch.setattr(training_program, "make_program", lambda *_, **__: step)
     with pytest.raises(jax.errors.JaxRuntimeError, match="vmem"):
-        training_program.compile_training(None, tiny(), 128, make_mesh(MeshConfig()))
-    monkeypatch.setattr(aot, "aot", lambda _: step.compile())
+        training_program.compile_training(
+            None, tiny(), training_program.empty_row(tiny(), 128), make_mesh(MeshConfig())
+        )
+    monkeypatch.setattr(aot, "aot", lambda *_: step.compile())
     monkeypatch.setattr("sys.argv", ["aot", "debug/gpt"])
     with pytest.raises(RunError, match="rejects the step.*RESOURCE_EXHAUSTED: E1: Ran out"):
         aot.main()
@@ -407,4 +413,5 @@ def test_a_step_that_overflows_the_compilers_small_threads():
     model = replace(tiny().model, dropout_rate=0.1, embedding_dropout_rate=0.1, **sizes)
     config = replace(tiny(batch_size=128, length=64), model=model, execution=Execution(remat="dots", unroll=1))
     mesh = make_mesh(config.mesh, where.devices())
-    assert training_program.compile_training(make_pretraining(config, None), config, 64, mesh).step is not None
+    row = training_program.empty_row(config, 64)
+    assert training_program.compile_training(make_pretraining(config, None), config, row, mesh).step is not None

@@ -22,6 +22,7 @@ from jaxlm.compiler.hlo import parse
 from jaxlm.compiler.targets import target
 from jaxlm.errors import InputError
 from jaxlm.models import FAMILIES
+from jaxlm.tasks import KINDS
 
 pytestmark = pytest.mark.versions
 TESTS = Path(__file__).parent.parent
@@ -273,12 +274,22 @@ def compiler_or_skip():
 
 
 def programs():
-    """Return the steps that are compiled: each family's, for Ampere; two of them for Hopper, and for eight GPUs."""
+    """Return the steps that are compiled.
+
+    Those of every family, and the fine-tuning steps of every kind of task, for Ampere; two of them for Hopper, and for
+    eight GPUs; one with cuDNN's attention; generation and scoring.
+    """
     toy = {"num_steps": 9}
-    found = {name: [f"debug/{name}", "a100", toy] for name in FAMILIES}
+    tuned = {"num_steps": 9, "length": 32, "batch_size": 4}
+    found = {name: [f"debug/{name}", "a100", toy, {}] for name in FAMILIES}
+    found |= {kind: ["debug/finetune_bert", "a100", tuned, {"task": kind}] for kind in KINDS}
     for name in ("gpt", "lstm"):
-        found[f"{name} h100"] = [f"debug/{name}", "h100", toy]
-        found[f"{name} h100:8"] = [f"debug/{name}", "h100:8", toy | {"mesh.fsdp": 2, "mesh.tensor": 2}]
+        found[f"{name} h100"] = [f"debug/{name}", "h100", toy, {}]
+        found[f"{name} h100:8"] = [f"debug/{name}", "h100:8", toy | {"mesh.fsdp": 2, "mesh.tensor": 2}, {}]
+    by_cudnn = {"execution.attention": "cudnn", "model.attention_dropout_rate": 0.0}
+    found["gpt cudnn"] = ["debug/gpt", "a100", toy | by_cudnn, {}]
+    found["generation"] = ["debug/gpt", "a100", toy, {"generates": True}]
+    found["scoring"] = ["debug/gpt", "a100", toy, {"generates": True, "scores": True}]
     return found
 
 
@@ -300,10 +311,14 @@ def compiled():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", programs())
 def test_steps_compile_for_absent_gpus(compiled, name):
-    """No program calls the host, and embeddings' gradients are added, not exchanged in a loop of compare-and-swap."""
+    """No program calls the host, embeddings' gradients are added, not exchanged in a loop of compare-and-swap, and with
+    cuDNN's attention no array has a number for each head and each pair of tokens.
+    """
     found = compiled[name]
     assert found["kernels"] > 0 and found["callbacks"] == []
-    assert found["compare_and_swap"] == 0 and found["additions"] > 0
+    trains = name not in ("generation", "scoring")
+    assert found["compare_and_swap"] == 0 and (found["additions"] > 0) == trains
+    assert not (name == "gpt cudnn" and found["squares"]) and (name != "gpt" or found["squares"])
     report = found["report"]
     assert report["fits"] and 0 < report["bound_milliseconds"] and 0 < report["step_milliseconds"]
     assert report["step_parts"]["matrix products"] > 0 and len(report["costliest"]) == 10

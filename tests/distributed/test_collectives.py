@@ -23,7 +23,7 @@ from jaxlm.objectives.config import LanguageModel, MaskedLM
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import compile_training
+from jaxlm.training.program import compile_training, empty_row
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = re.findall(r"^jaxlib==(\S+)", (ROOT / "launch" / "constraints.txt").read_text(), re.MULTILINE)
@@ -46,7 +46,7 @@ def table(name: str, sizes: tuple[int, int, int]) -> list[str]:
         log_every=1,
     )
     mesh = make_mesh(MeshConfig(*sizes))
-    compiled = compile_training(make_pretraining(config, None), config, config.length, mesh)
+    compiled = compile_training(make_pretraining(config, None), config, empty_row(config, config.length), mesh)
     where = " ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     return [
         f"{name}  {where}  {one.kind} over {one.axis}: {one.count} times, {one.bytes:,} bytes"

@@ -17,7 +17,7 @@ from jaxlm.tasks import KINDS
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import abstract_batch, make_program, with_vocabulary
+from jaxlm.training.program import abstract_rows, empty_row, make_program, with_vocabulary
 from jaxlm.training.step import settings_of
 
 
@@ -37,7 +37,7 @@ def program_of(config: PretrainConfig, mesh) -> str:
     with use_mesh(mesh):
         program = make_program(make_pretraining(config, None), config, mesh)
         settings = replicated(settings_of(config.optimizer, config.num_steps, norms_every=config.log_every), mesh)
-        batch = abstract_batch(config, config.length, mesh)
+        batch = abstract_rows(empty_row(config, config.length), config.batch_size, mesh)
         text = program.step.lower(program.abstract, batch, settings).as_text()
         assert program.lowered(batch).as_text() == text, "what is sized is not what is run"
     return text

@@ -37,7 +37,9 @@ def mesh():
 
 
 def fitted(config, mesh):
-    return program.fitted_to_devices(config, lambda choice: make_pretraining(choice, None), [config.length], mesh)
+    return program.fitted_to_devices(
+        config, lambda choice: make_pretraining(choice, None), [program.empty_row(config, config.length)], mesh
+    )
 
 
 def test_numbers_are_those_the_mesh_can_deal_out(mesh):
@@ -77,7 +79,7 @@ def test_auto_recomputes_where_the_compiler_says_that_nothing_else_fits(mesh, mo
     deep = replace(CONFIG, model=replace(CONFIG.model, vocab_size=100, num_layers=8), micro_batches=1)
     auto = replace(deep, execution=replace(deep.execution, remat="auto", unroll=1))
     peaks = [
-        program.compile_training(make_pretraining(one, None), one, one.length, mesh).peak_gib
+        program.compile_training(make_pretraining(one, None), one, program.empty_row(one, one.length), mesh).peak_gib
         for one in program.choices(auto, mesh)
     ]
     assert peaks[2] < 0.9 * peaks[0]
@@ -100,9 +102,9 @@ def test_auto_is_one_where_memory_is_not_known(mesh, caplog):
 
 def test_auto_is_what_the_compiler_says_fits(mesh, monkeypatch):
     """Fails when the compiled program's memory does not decide. The limit is between that of one piece and of two."""
-    pretraining = make_pretraining(CONFIG, None)
+    pretraining, row = make_pretraining(CONFIG, None), program.empty_row(CONFIG, CONFIG.length)
     one, two = (
-        program.compile_training(pretraining, replace(CONFIG, micro_batches=count), CONFIG.length, mesh).peak_gib
+        program.compile_training(pretraining, replace(CONFIG, micro_batches=count), row, mesh).peak_gib
         for count in (1, 2)
     )
     assert two < 0.9 * one

@@ -213,6 +213,10 @@ class Spans(Task):
     fixed_outputs = 2  # a start and an end
     of_tokens = of_windows = is_ranked = True
 
+    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+        """Return zeros, int32 (count, 2): the answer is at CLS."""
+        return np.zeros((count, 2), np.int32)
+
     def checked(self, splits: Mapping[str, Split], *, strict: bool = False) -> dict[str, Split]:
         """Return the splits without training questions whose answer is not at its offset, and with notes."""
         return check_answers(splits, strict=strict)

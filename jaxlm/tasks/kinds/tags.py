@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors, Lines, input_name
 from jaxlm.reading.rows import Format, format_of, records, unit_of
@@ -195,6 +197,10 @@ class Tagging(Task):
     encode = encode_sentences
     predicted = predict_tags
     of_tokens = has_weights = True
+
+    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+        """Return -1 for each token, int32 (count, length): no token has a tag."""
+        return np.full((count, length), -1, np.int32)
 
     def with_labels(self, splits: Mapping[str, Split]) -> Self:
         """Return the task with the tags of its training split: O first, then B- and I- of each type in sorted order.

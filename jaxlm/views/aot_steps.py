@@ -1,0 +1,186 @@
+"""The steps that `jaxlm.aot` compiles: of pretraining, of fine-tuning on a task, and of generation. No data is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+from jax.sharding import Mesh
+from jax.stages import Lowered
+
+from jaxlm.data.loader import Phase, phases
+from jaxlm.errors import InputError
+from jaxlm.finetuning.arguments import filled
+from jaxlm.inference.decoding import CachedModel, in_compute_dtype
+from jaxlm.inference.strategies import Sampler
+from jaxlm.models import SIZES, build, family_of, with_vocabulary
+from jaxlm.tasks import FORMATS, Task, empty_row, typical_task
+from jaxlm.training import program
+from jaxlm.training.config import FinetuneConfig, check_sizes
+from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.program import CompiledTraining, Learner, compile_if_it_fits, compile_training, make_program
+from jaxlm.training.start import Source, check_trained, model_of_source, open_source
+from jaxlm.training.task_model import make_task_learner
+from jaxlm.wording import counted
+
+STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends on the store
+
+
+@dataclass(frozen=True)
+class PretrainingStep:
+    """A step of pretraining."""
+
+    config: Any
+    trains: ClassVar[bool] = True
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of the run, the full length last."""
+        config = self.config
+        return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of rows, the full one first."""
+        return [phase.length for phase in reversed(self.phases)]
+
+    def tokens(self, length: int) -> int:
+        """Return the tokens of a step."""
+        return int(self.config.batch_size * length)
+
+    def flops(self, length: int) -> float:
+        """Return the model's FLOPs in a step."""
+        return self.tokens(length) * self.learner().flops_per_token(length)
+
+    def title(self, length: int) -> str:
+        """Return what a step computes, for the report."""
+        config = self.config
+        micro_batches = counted(config.micro_batches, "micro-batch", "micro-batches")
+        return f"{config.batch_size} x {length} tokens per step in {micro_batches}, remat {config.execution.remat}"
+
+    def learner(self) -> Learner:
+        """Return the model and its training."""
+        return make_pretraining(self.config, None)
+
+    def row(self, length: int) -> Any:
+        """Return a batch of one empty row."""
+        return program.empty_row(self.config, length)
+
+    def compiled(self, length: int, mesh: Mesh, options: Mapping[str, Any]) -> CompiledTraining:
+        """Compile the step for rows of a length. Nothing is allocated."""
+        return compile_training(self.learner(), self.config, self.row(length), mesh, options)
+
+
+@dataclass(frozen=True)
+class FinetuningStep(PretrainingStep):
+    """A step of fine-tuning, with the longest rows of the task."""
+
+    task: Task
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.config.length]
+
+    def tokens(self, length: int) -> int:
+        return int(self.row(length).ids.size) * self.config.batch_size
+
+    def title(self, length: int) -> str:
+        sequences = self.row(length).ids.shape[1]
+        many = f"{self.config.batch_size} x {sequences} x {length}" if sequences > 1 else ""
+        return super().title(length).replace(f"{self.config.batch_size} x {length}", many, 1 if many else 0)
+
+    def learner(self) -> Learner:
+        return make_task_learner(self.config, self.task)
+
+    def row(self, length: int) -> Any:
+        return empty_row(self.task, family_of(self.config.model).input_format, length)
+
+
+@dataclass(frozen=True)
+class DecodingStep(PretrainingStep):
+    """A step of generation: a token for each row, with a cache of the tokens before it."""
+
+    trains: ClassVar[bool] = False
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.config.length]
+
+    def tokens(self, length: int) -> int:
+        return int(self.config.batch_size)
+
+    def flops(self, length: int) -> float:
+        return self.tokens(length) * build(self.config.model).forward_flops_per_token(length)
+
+    def title(self, length: int) -> str:
+        return f"a token for each of {self.config.batch_size} rows, with room for {length} tokens"
+
+    def compiled(self, length: int, mesh: Mesh, options: Mapping[str, Any]) -> CompiledTraining:
+        config, model = self.config, build(self.config.model, self.config.execution)
+
+        def lowered() -> Lowered:
+            trained = make_program(self.learner(), config, mesh).abstract.params
+            params = jax.tree.map(
+                lambda cast, leaf: jax.ShapeDtypeStruct(cast.shape, cast.dtype, sharding=leaf.sharding),
+                jax.eval_shape(partial(in_compute_dtype, model), trained),
+                trained,
+            )
+            return Sampler(CachedModel(model, None)).lowered(params, config.batch_size, length)
+
+        return compile_if_it_fits(lowered, mesh, options)
+
+
+Step = PretrainingStep | FinetuningStep | DecodingStep
+
+
+def step_of(
+    config: Any, *, start: str | None = None, task: str = "", generates: bool = False, given: frozenset[str]
+) -> Step:
+    """Return the step of a config, whose sizes are those of `start`, if that is given, or the published ones.
+
+    start: the name of a published size, a run, or published weights. task: of fine-tuning. given: the fields that the
+    command line sets. InputError for arguments that do not fit together.
+    """
+    source = None if start is None else _source(start)
+    if source is not None:
+        config = replace(config, model=model_of_source(source, config.model, set(given)))
+    if isinstance(config, FinetuneConfig):
+        return _finetuning(config, typical_task(task), source)
+    config = program.with_vocabulary(config)
+    if not generates:
+        return PretrainingStep(config)
+    if not build(config.model).is_causal:
+        raise InputError("--generate must be left out for an encoder, which does not continue texts; leave it out")
+    check_sizes(config.length, 1, config.model)
+    execution = replace(config.execution, remat="none", loss_chunks=0)
+    return DecodingStep(replace(config, micro_batches=1, execution=execution))
+
+
+def _finetuning(config: FinetuneConfig, task: Task, source: Source | None) -> FinetuningStep:
+    """Return the step for a task. A published vocabulary is extended by the special tokens of the input format."""
+    family = family_of(config.model)
+    inputs, model = FORMATS[family.input_format], program.with_published_vocabulary(config.model)
+    if source is None or source.name in SIZES:
+        added = len(inputs.roles) if config.special_tokens == "gpt1" else 0
+        model = with_vocabulary(model, model.vocab_size + added)
+    task = replace(task, special_tokens=config.special_tokens)
+    longest = family.max_length(model) if source is None else source.trained_length
+    if source is not None and config.length is not None:
+        check_trained("length", config.length, longest, source.name, beyond=False)
+    paper = task.papers.get(family.input_format, {})
+    config, length, _ = filled(replace(config, model=model), paper, longest)
+    check_sizes(length, 1, config.model)
+    return FinetuningStep(config, task)
+
+
+def _source(start: str) -> Source:
+    """Return the source of --start: the name of a published size is one without parameters."""
+    if start not in SIZES:
+        return open_source(start)
+    size = SIZES[start]
+
+    def no_parameters() -> Any:
+        raise AssertionError("a size has no parameters")
+
+    return Source(start, size, "", None, family_of(size).max_length(size), no_parameters)
