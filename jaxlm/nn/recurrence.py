@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import with_axes
 from jaxlm.nn.layers import linear
+
+_ALIGNMENT = 16  # of the sides of 16-bit matrices in products on GPUs
 
 
 class LSTMState(NamedTuple):
@@ -51,12 +54,28 @@ def lstm(x_LBG: jax.Array, kernel_UG: jax.Array, start: LSTMState, real_LB: jax.
     return found
 
 
+def _aligned(matrix: jax.Array) -> jax.Array:
+    """Return a matrix that is padded, on a GPU, as XLA's compiler would pad it in every iteration of the loop."""
+    if devices.platform() != "gpu":
+        return matrix
+    return jnp.pad(matrix, [(0, -side % _ALIGNMENT) for side in matrix.shape])
+
+
+def _times(x: jax.Array, matrix: jax.Array, width: int) -> jax.Array:
+    """Return x (B, N) times the N first rows of an aligned matrix, its first `width` columns, float32."""
+    if missing := len(matrix) - x.shape[1]:
+        x = jnp.pad(x, ((0, 0), (0, missing)))
+    return jnp.dot(x.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)[:, :width]
+
+
 def _forward(x_LBG, kernel_UG, start, real_LB, reset_LB):
+    aligned, width = _aligned(kernel_UG), kernel_UG.shape[1]
+
     def step(state: LSTMState, inputs):
         x_BG, real_B, reset_B = inputs
         real_B1 = real_B[:, None]
         h_before, c_before = (jnp.where(reset_B[:, None], 0.0, part) for part in state)
-        z_BG = x_BG + jnp.dot(h_before.astype(kernel_UG.dtype), kernel_UG, preferred_element_type=jnp.float32)
+        z_BG = x_BG + _times(h_before, aligned, width)
         i, f, g, o = jnp.split(z_BG, 4, axis=-1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         c = f * c_before + i * g
@@ -71,6 +90,7 @@ def _forward(x_LBG, kernel_UG, start, real_LB, reset_LB):
 def _backward(residuals, cotangents):
     saved, kernel_UG, real_LB, reset_LB, like_x = residuals
     dh_LBU, dend = cotangents
+    aligned, units = _aligned(kernel_UG), len(kernel_UG)
 
     def step(after: LSTMState, inputs):
         dh_BU, (i, f, g, o, c, _, c_before), real_B, reset_B = inputs
@@ -87,7 +107,7 @@ def _backward(residuals, cotangents):
             axis=-1,
         )
         dz_BG = jnp.where(real_B1, dz_BG, 0.0)
-        dh_before = jnp.dot(dz_BG.astype(kernel_UG.dtype), kernel_UG.T, preferred_element_type=jnp.float32)
+        dh_before = _times(dz_BG, aligned.T, units)
         before = (jnp.where(real_B1, dh_before, after.h), jnp.where(real_B1, dc * f, after.c))
         return LSTMState(*(jnp.where(reset_B[:, None], 0.0, part) for part in before)), dz_BG
 
