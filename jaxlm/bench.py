@@ -7,7 +7,7 @@ a run on that store reads, and the tokens that are not padding are reported too.
 
 `--model NAME` in place of a config measures a published model without dropout, in batches of 8 x 512 tokens: gpt1
 (the default), gpt2, bert-base, bert-large or lstm. Short spellings: `--batch`, `--layers`, `--width`, `--heads`,
-`--dropout`, `--dtype f32|bf16`, `--remat`, `--unroll`, `--loss-chunks`, `--store`, `--pairs-per-row`.
+`--dropout`, `--dtype f32|bf16|f16`, `--remat`, `--unroll`, `--loss-chunks`, `--store`, `--pairs-per-row`.
 
 FLOPs are 6 x (non-embedding and output-projection parameters used per token) + 12 x layers x width x length per
 position of a row, the second term halved for causal attention. The last line of standard output is one JSON object.
@@ -48,7 +48,7 @@ SHORT_SPELLINGS = {
     "--store": ["data.store"],
     "--pairs-per-row": ["data.pairs-per-row"],
 }
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 ARGUMENTS = (BenchArguments,)

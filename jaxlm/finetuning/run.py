@@ -160,7 +160,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             *planned.notes,
             *filter(None, [config.mesh.describe(mesh)]),
             *start.dropout_notes(source, config.model),
-            *config.execution.reproducibility_notes(),
+            *config.execution.notes(),
             *(f"changed since the last start: {as_flags(change)}" for change in changed),
             *versions,
         )

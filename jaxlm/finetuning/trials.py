@@ -21,10 +21,11 @@ import numpy as np
 from jaxlm.finetuning.results import delete_inferior_checkpoints, finish_trial, trial_result, write_failure
 from jaxlm.finetuning.states import Alone, Stacked, trials_per_program
 from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, batch_rows, evaluate_split
-from jaxlm.runs.checkpoints import Checkpoints, Metadata
+from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder, even_work
 from jaxlm.tasks import Task
+from jaxlm.training.initialization import restore_state
 from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.step import TrainState, saved_part
 from jaxlm.wording import counted
@@ -149,11 +150,7 @@ class Training:
     def _restored(self) -> tuple[TrainState, list[str]]:
         """Return the states of the newest valid checkpoint, and notes for the log; set the progress up to that step."""
         abstract = self.held.abstract
-
-        def wanted(metadata: Metadata) -> Any:
-            return saved_part(abstract) | ({"best": abstract.params} if "best" in metadata.tree else {})
-
-        restored = self.checkpoints.restore(wanted)
+        restored = restore_state(self.checkpoints, saved_part(abstract), optional={"best": abstract.params})
         notes = [*restored.notes, *self.checkpoints.move_aside_after(restored.step)]
         self.progress = self.held.from_json(restored.extra)
         return self.held.restored(restored.state, self.progress), notes

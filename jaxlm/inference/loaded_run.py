@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.config import from_json
 from jaxlm.data.config import DataConfig, SentencePairs, Windows, check_order
+from jaxlm.distributed.devices import platform
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.files import read_signed
@@ -282,8 +283,9 @@ def task_data(run: RunDirectory) -> tuple[Task, TaskData]:
 
 
 def for_reading(execution: Execution) -> Execution:
-    """Return the execution for a run's model without training."""
-    return dataclasses.replace(execution, remat="none", unroll=Execution.unroll)
+    """Return the execution for a run's model without training. A TPU reads a run in float16 in its own dtype."""
+    dtype = "auto" if execution.dtype == "float16" and platform() == "tpu" else execution.dtype
+    return dataclasses.replace(execution, dtype=dtype, remat="none", unroll=Execution.unroll)
 
 
 def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:

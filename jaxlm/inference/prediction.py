@@ -170,7 +170,7 @@ class Predictor:
             if np.isnan(output).any() or np.isposinf(output).any():  # -inf may be a mask
                 raise RunError(
                     f"the scores of row {first + number} (counted from 0) must be finite, got NaN or infinity; the "
-                    "weights are not finite, or overflow in bfloat16; use another checkpoint (RUN@STEP), or leave the "
+                    "weights are not finite, or overflow in 16 bits; use another checkpoint (RUN@STEP), or leave the "
                     "row out"
                 )
         predicted, _ = found.predicted(task, encoded)

@@ -74,8 +74,9 @@ class Adaptive:
 class Execution:
     """Run fields of a model: dtype, attention backend, rematerialization, unrolling of the layer loop."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute dtype. auto: bfloat16 on accelerators, float32 on the CPU. Parameters, norms and losses stay float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute dtype. auto: bfloat16 on TPUs and on GPUs of compute capability 8.0 on, else float32. float16: with a
+    loss scale, not on TPUs. Parameters, norms and losses stay float32."""
     attention: Backend = "auto"
     """Attention backend. auto: splash on TPUs, cudnn on GPUs of compute capability 8.0 on, xla elsewhere. Cases that a
     kernel does not support, for example attention dropout, fall back to xla, and the log says so."""
@@ -95,20 +96,32 @@ class Execution:
     """dtype in which the gradients of the blocks' weights are all-reduced. arithmetic: the compute dtype. float32:
     twice the traffic. The biases of queries, keys and values follow their weights. All other gradients are float32."""
 
-    def reproducibility_notes(self) -> tuple[str, ...]:
-        """Return sentences about the reproducibility that these choices give up."""
-        if self.dropout_bits == "threefry":
-            return ()
-        return ("dropout bits by rbg: they depend on the mesh, and on training several trials at once",)
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences for the log: choices that depend on the devices, and reproducibility that is given up."""
+        found = []
+        if self.dtype == "auto" and _platform() == "gpu" and not _has_bfloat16():
+            major, minor = _compute_capability()
+            found.append(
+                f"dtype float32: bfloat16 needs a GPU of compute capability 8.0, this one has {major}.{minor}; "
+                "--execution.dtype float16 halves the memory of activations"
+            )
+        if self.dropout_bits == "rbg":
+            found.append("dropout bits by rbg: they depend on the mesh, and on training several trials at once")
+        return tuple(found)
 
     def gradient_dtype(self) -> "np.dtype":
         """Return the dtype of a weight's gradient before it is all-reduced."""
         return _dtype("float32") if self.gradient_sums == "float32" else self.compute_dtype()
 
     def compute_dtype(self) -> "np.dtype":
-        """Return the dtype of activations and of the weights inside a step."""
+        """Return the dtype of activations and of the weights inside a step. InputError for float16 on a TPU."""
         if self.dtype == "auto":
-            return _dtype("float32" if _platform() == "cpu" else "bfloat16")
+            return _dtype("bfloat16" if _has_bfloat16() else "float32")
+        if self.dtype == "float16" and _platform() == "tpu":
+            raise InputError(
+                "execution.dtype must be auto, bfloat16 or float32 on a TPU, got float16; give --execution.dtype "
+                "bfloat16"
+            )
         return _dtype(self.dtype)
 
     def check(self, num_layers: int) -> None:
@@ -138,3 +151,14 @@ def _platform() -> str:
     from jaxlm.distributed import devices
 
     return devices.platform()
+
+
+def _compute_capability() -> tuple[int, int]:
+    from jaxlm.distributed import devices
+
+    return devices.compute_capability()
+
+
+def _has_bfloat16() -> bool:
+    """Return True if the devices multiply in bfloat16: TPUs, and GPUs from Ampere on."""
+    return _platform() == "tpu" or _compute_capability() >= (8, 0)

@@ -59,12 +59,17 @@ def activate(x: jax.Array, name: Activation) -> jax.Array:
     """
     if name == "relu":
         return jax.nn.relu(x)
-    approximate = name == "gelu_tanh"
     if devices.platform() != "cpu":
-        return jax.nn.gelu(x, approximate=approximate)
+        return _gelu(x, name)
     # The barriers keep XLA from fusing the GELU into the operands of the surrounding products, where a CPU recomputes
     # it many times; on a TPU that costs less than a separate pass.
-    return jax.lax.optimization_barrier(jax.nn.gelu(jax.lax.optimization_barrier(x), approximate=approximate))
+    return jax.lax.optimization_barrier(_gelu(jax.lax.optimization_barrier(x), name))
+
+
+def _gelu(x: jax.Array, name: Activation) -> jax.Array:
+    # In float16 the square in the tanh form's derivative overflows from 148 on: 0 times infinity is NaN.
+    x_32 = x.astype(jnp.float32) if x.dtype == jnp.float16 else x
+    return jax.nn.gelu(x_32, approximate=name == "gelu_tanh").astype(x.dtype)
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:

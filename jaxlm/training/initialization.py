@@ -19,6 +19,7 @@ from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
 from jaxlm.runs.trees import merge_parameters, named_leaves
 from jaxlm.text import Tokenizer
+from jaxlm.training.loss_scale import first_scale
 from jaxlm.training.start import Source
 from jaxlm.training.step import OPTIONAL, OWN, TrainState, from_saved, no_norms, saved_part
 from jaxlm.training.weights import Iterates, first_average, no_selection
@@ -92,39 +93,67 @@ def fresh_pooler(source: Source, state: TrainState) -> tuple[str, ...]:
 
 def resume(checkpoints: Checkpoints, abstract: TrainState, seed: int) -> tuple[TrainState, list[str]]:
     """Return the state of the newest valid checkpoint; newer and damaged ones are moved aside."""
-    restored = _restored(checkpoints, saved_part(abstract))
+    restored = restore_state(checkpoints, saved_part(abstract))
     notes = list(restored.notes) + checkpoints.move_aside_after(restored.step)
     return from_saved(restored.state, abstract, seed), notes
 
 
-def _restored(checkpoints: Checkpoints, wanted: dict[str, Any], **more: Any) -> Restored:
-    """Restore a state as `Checkpoints.restore` does, and convert a carry that was saved in another floating dtype.
+def restore_state(
+    checkpoints: Checkpoints,
+    wanted: dict[str, Any],
+    *,
+    optional: Mapping[str, Any] | None = None,
+    step: int | None = None,
+    without: Sequence[str] = (),
+) -> Restored:
+    """Restore a state as `Checkpoints.restore` does, for the compute dtype of this start, which may be another one.
 
-    A carry has the compute dtype of the run, which depends on the kind of device; all else has one dtype everywhere.
+    A carry has the compute dtype and is converted; all else has one dtype everywhere. A loss scale that was not saved
+    begins at the first one, and one that is not wanted is not read. optional: parts that are read if they were saved.
     """
-    if "carry" not in wanted:
-        return checkpoints.restore(wanted, **more)
 
     def as_saved(description: Metadata) -> dict[str, Any]:
-        saved = named_leaves(description.tree.get("carry", {}))
+        saved = description.tree
+        parts = {name: part for name, part in wanted.items() if name != "loss_scale" or name in saved}
+        parts |= {name: part for name, part in (optional or {}).items() if name in saved}
+        return parts | ({"carry": _as_saved(wanted["carry"], saved.get("carry", {}))} if "carry" in wanted else {})
 
-        def with_saved_dtype(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-            found = saved.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-            floats = all(jnp.issubdtype(one.dtype, jnp.floating) for one in (found, leaf))
-            return jax.ShapeDtypeStruct(leaf.shape, (found if floats else leaf).dtype, sharding=leaf.sharding)
+    unread = () if "loss_scale" in wanted else ("loss_scale",)
+    restored = checkpoints.restore(as_saved, step=step, without=(*without, *unread))
+    if "loss_scale" in wanted and "loss_scale" not in restored.state:
+        first = jax.tree.map(_filled, first_scale(), wanted["loss_scale"])
+        restored = replace(restored, state=restored.state | {"loss_scale": first})
+    return _converted(restored, wanted["carry"]) if "carry" in wanted else restored
 
-        return wanted | {"carry": jax.tree_util.tree_map_with_path(with_saved_dtype, wanted["carry"])}
 
-    restored = checkpoints.restore(as_saved, **more)
+def _filled(value: jax.Array, like: Any) -> jax.Array:
+    """Return an array of equal values, with the shape and the sharding of `like`."""
+    return jax.device_put(jnp.broadcast_to(value, like.shape), like.sharding)
+
+
+def _as_saved(wanted: Any, carry: Any) -> Any:
+    """Return the abstract carry `wanted` with the floating dtypes of a saved one."""
+    saved = named_leaves(carry)
+
+    def with_saved_dtype(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        found = saved.get(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        floats = all(jnp.issubdtype(one.dtype, jnp.floating) for one in (found, leaf))
+        return jax.ShapeDtypeStruct(leaf.shape, (found if floats else leaf).dtype, sharding=leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(with_saved_dtype, wanted)
+
+
+def _converted(restored: Restored, wanted: Any) -> Restored:
+    """Return a restored state with its carry in the dtypes of `wanted`, and a note where these are other ones."""
     carry = restored.state["carry"]
-    pairs = zip(jax.tree.leaves(carry), jax.tree.leaves(wanted["carry"]), strict=True)
+    pairs = zip(jax.tree.leaves(carry), jax.tree.leaves(wanted), strict=True)
     others = sorted({f"{leaf.dtype} to {like.dtype}" for leaf, like in pairs if leaf.dtype != like.dtype})
     notes = [
         f"the carried state of step {restored.step} is converted from {other}, the compute dtype here: from here on "
         "the losses differ by rounding from those of a run on one kind of device"
         for other in others
     ]
-    carry = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), carry, wanted["carry"])
+    carry = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), carry, wanted)
     return replace(restored, state=restored.state | {"carry": carry}, notes=(*restored.notes, *notes))
 
 
@@ -134,7 +163,8 @@ def continue_state(
     """Return parameters, moments and step of another run (`--start-with state`).
 
     Parts that this run needs and the other one lacks are new: an average begins at the parameters, the norms by which
-    spikes are found and the validation losses that begin a mean of iterates are collected from here on. Parts that only
+    spikes are found and the validation losses that begin a mean of iterates are collected from here on, and a loss
+    scale begins at the first one. Parts that only
     the other run has are left out, and so are its best parameters: their loss is that of another validation text.
     """
     checkpoints, step = source.of_run, source.open_parameters().step
@@ -146,12 +176,13 @@ def continue_state(
     known = {name: part for name, part in wanted.items() if name not in (*fresh, *OWN)}
     if "carry" in known:
         _check_streams(source, known["carry"], saved["carry"])
-    restored = _restored(checkpoints, known, step=step, without=(*unused, *OWN))
+    restored = restore_state(checkpoints, known, step=step, without=(*unused, *OWN))
     state = from_saved(restored.state, abstract, seed)
     notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
     makers: dict[str, Any] = {"iterates": iterates, "recent_norms": no_norms, "selection": no_selection}
+    makers["loss_scale"] = first_scale
     for name, make in makers.items():
         if name in fresh or (name in OWN and name in wanted):
             shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted[name])

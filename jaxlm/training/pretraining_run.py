@@ -355,7 +355,7 @@ def _note_beginning(recorder: Recorder, ready: _Prepared, state: TrainState, ori
         *dropout_notes(ready.plan.source, config.model),
         *([] if (chosen := config.mesh.describe(mesh)) is None else [chosen]),
         *ready.pretraining.notes,
-        *config.execution.reproducibility_notes(),
+        *config.execution.notes(),
         *(f"{config.data.layout} at length {length}: {said}" for length, said in described if said is not None),
         *notes,
     ):

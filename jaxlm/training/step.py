@@ -29,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.devices import rarely
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
+from jaxlm.training.loss_scale import LossScale, first_scale
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
 from jaxlm.training.weights import Iterates, Selection, averaged, no_selection
 
@@ -46,8 +47,9 @@ class TrainState:
     carry: the model's state after the batch before, leaves (layers, rows, …) in the order of the batch's rows; None for
     models without one. average: the average of the parameters (`jaxlm.training.weights`), or None. iterates: if it is
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
-    norms, by which spikes are found, or None. selected: the weights with the lowest validation loss so far, or None.
-    selection: the evaluations so far (`jaxlm.training.weights`), or None. A checkpoint holds those that are not None.
+    norms, by which spikes are found, or None. loss_scale: that of a run in float16, else None. selected: the weights
+    with the lowest validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.weights`), or
+    None. A checkpoint holds those that are not None.
     """
 
     step: jax.Array
@@ -59,6 +61,7 @@ class TrainState:
     average: Any = None
     iterates: Iterates | None = None
     recent_norms: Any = None
+    loss_scale: LossScale | None = None
     selected: Any = None
     selection: Selection | None = None
 
@@ -68,7 +71,8 @@ class TrainState:
         return self.params if self.average is None else self.average
 
 
-OPTIONAL = ("average", "iterates", "recent_norms")  # fields without which a state can be continued
+# Fields without which a state can be continued.
+OPTIONAL = ("average", "iterates", "recent_norms", "loss_scale")
 OWN = ("selected", "selection")  # fields that another run never continues: it evaluates on a text of its own
 SAVED = ("step", "params", "opt_state", "carry", *OPTIONAL, *OWN)  # the fields that a checkpoint holds
 
@@ -90,13 +94,14 @@ def new_state(
     averages: bool = False,
     iterates: Callable[[], Iterates] | None = None,
     finds_spikes: bool = False,
+    scales_loss: bool = False,
     keeps_best: bool = False,
     selects: bool = False,
 ) -> TrainState:
     """Return the state before the first update. averages: with an average of the parameters.
 
-    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. keeps_best, selects: with
-    `selected` and with `selection`.
+    iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. finds_spikes, scales_loss,
+    keeps_best, selects: with `recent_norms`, `loss_scale`, `selected` and `selection`.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -108,6 +113,7 @@ def new_state(
         average=jax.tree.map(jnp.copy, params) if averages else None,
         iterates=None if iterates is None else iterates(),
         recent_norms=no_norms() if finds_spikes else None,
+        loss_scale=first_scale() if scales_loss else None,
         selected=jax.tree.map(jnp.copy, params) if keeps_best else None,
         selection=no_selection() if selects else None,
     )
@@ -227,12 +233,14 @@ def make_train_step(
     the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
     alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
     later steps into no-ops, unless it is skipped as a spike. A skipped spike changes the step, the recent norms and, if
-    it is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
+    it is finite, the carry only. An overflow, of a state with a loss scale, changes the step, the scale and, if the
+    loss is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
     before the first update.
     layers: the name of the parameters with a leading axis of layers, for `layer_norms`.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
-    GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms.
+    GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms. `loss_scale`: that
+    of this step, if the state has one.
     """
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
@@ -250,10 +258,17 @@ def make_train_step(
         if objective.rate_factor is not None:
             rate = rate * objective.rate_factor(prepared)
         applied, counts, recent_norms = is_finite, is_finite, None
-        spike: Metrics = {}
+        overflowed, reads = None, is_finite
+        more: Metrics = {}
+        if state.loss_scale is not None:
+            overflowed = state.loss_scale.overflows(is_finite, state.halted)
+            counts, reads = is_finite | overflowed, is_finite | (overflowed & jnp.isfinite(loss))
+            more["loss_scale"] = state.loss_scale.scale
         if state.recent_norms is not None:
             guard = settings.spike_factor, settings.skips_spikes
-            applied, counts, recent_norms, spike = judged(state.recent_norms, norm, state, is_finite, *guard)
+            found = judged(state.recent_norms, norm, state, is_finite, *guard, overflowed)
+            applied, counts, recent_norms, spike = found
+            more |= spike
         updates, opt_state = optimizer.transformation.update(
             gradient, state.opt_state, state.params, learning_rate=rate, applied=applied, stage=stage, counts=counts
         )
@@ -268,19 +283,20 @@ def make_train_step(
             params=params,
             opt_state=opt_state,
             halted=~counts,
-            carry=jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), carry, state.carry),
+            carry=jax.tree.map(lambda new, old: jnp.where(reads, new, old), carry, state.carry),
             average=average,
             iterates=iterates,
             recent_norms=recent_norms,
+            loss_scale=None if state.loss_scale is None else state.loss_scale.updated(is_finite, counts),
         )
 
         # Metrics
-        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts} | means | spike
+        metrics = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "halted": ~counts} | means | more
 
         def norms(gradient: Any, opt_state: Any, params: Any) -> Metrics:
             direction = optimizer.direction(gradient, opt_state, params)
             found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, layers)
-            return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if spike else found
+            return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if more else found
 
         of = gradient, opt_state, state.params
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(norms, *of))
@@ -293,20 +309,25 @@ def make_train_step(
 def _gradient(
     objective: Objective, state: TrainState, prepared: Any, num_steps: Any, micro_batches: int, dropout_bits: str
 ) -> tuple[jax.Array, Metrics, Any, Any]:
-    """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient."""
+    """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient.
+
+    The loss whose gradient is computed is multiplied by the scale of `state`, and the gradient divided by it.
+    """
+    scale = None if state.loss_scale is None else state.loss_scale.scale
     weights = objective.weights(prepared)
     key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
 
-    def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
+    def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Any, Sums, Any]]:
         sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
         factors = {name: objective.coefficient(name, state.step, num_steps) for name in objective.coefficients}
         terms = [jnp.sum(factor * mean(sums[name], weights[name])) for name, factor in factors.items()]
-        return jnp.sum(jnp.stack(terms)), (sums, carry)
+        loss = jnp.sum(jnp.stack(terms))
+        return loss if scale is None else loss * scale, (loss, sums, carry)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
     def of_part(number: Any, part: Any, carry: Any) -> tuple[Any, Any]:
-        (loss, (sums, carry)), gradient = gradient_of(state.params, part, carry, number)
+        (_, (loss, sums, carry)), gradient = gradient_of(state.params, part, carry, number)
         return (loss, sums, gradient), carry
 
     if micro_batches == 1:
@@ -323,17 +344,27 @@ def _gradient(
 
         (loss, sums, gradient), carries = jax.lax.scan(add, zeros, inputs)
         carry = joined_rows(carries, 1)
+    if scale is not None:
+        gradient = jax.tree.map(lambda g: g / scale, gradient)
     means = {name: jax.tree.map(lambda total, weight=weights[name]: mean(total, weight), sums[name]) for name in sums}
     return loss, means, carry, gradient
 
 
 def judged(
-    norms: jax.Array, norm: jax.Array, state: Any, is_finite: jax.Array, factor: Any, skips: Any
+    norms: jax.Array,
+    norm: jax.Array,
+    state: Any,
+    is_finite: jax.Array,
+    factor: Any,
+    skips: Any,
+    overflowed: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
     """Return two bools (the update is applied, the step counts), the norms with its own, and the metric `spike`.
 
     norms, norm: of the gradients before and of this one. state: the TrainState before the update. factor: as above;
-    skips: True to skip spikes. `spike`: found, True if the update is one; skipped; the median before it.
+    skips: True to skip spikes. overflowed: True for an update that counts and is neither applied nor a spike, as the
+    loss scale was too large; its norm is not known. `spike`: found, True if the update is one; skipped; the median
+    before it.
     """
     norm_kept = jnp.where(is_finite, norm, jnp.inf)
     known = jnp.isfinite(norms)
@@ -345,6 +376,9 @@ def judged(
     skipped = found & skips
     applied = is_finite & ~skipped
     counts = is_finite | (skipped & ~state.halted)
+    if overflowed is not None:
+        found, skipped, counts = found & ~overflowed, skipped & ~overflowed, counts | overflowed
+        norm_kept = jnp.where(overflowed, jnp.nan, norm_kept)
     kept = jnp.where(counts, norms.at[state.step % WINDOW].set(norm_kept), norms)  # in place of the oldest one
     return applied, counts, kept, {"spike": {"found": found, "skipped": skipped, "median": median}}
 

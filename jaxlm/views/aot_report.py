@@ -12,7 +12,7 @@ from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.gpus import smallest_that_holds
 from jaxlm.compiler.targets import Target, calibration, estimate
 from jaxlm.config import with_fields
-from jaxlm.distributed.mesh import make_mesh
+from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.host import compilers
 from jaxlm.models import family_of
 from jaxlm.training.config import check_batches
@@ -31,6 +31,8 @@ def check(step: Step, where: Target) -> Mesh:
     step.config.check()
     mesh = make_mesh(step.config.mesh, where.devices())
     check_batches(step.config, mesh)
+    with use_mesh(mesh):
+        step.config.execution.compute_dtype()
     assert step.lengths
     return mesh
 
@@ -178,7 +180,8 @@ def _estimate(step: Step, length: int, where: Target) -> dict[str, Any]:
     config, chip = step.config, where.chip
     compiled = _compiled(step, length, where)
     tokens, flops = step.tokens(length), step.flops(length)
-    dtype = "bfloat16" if config.execution.dtype == "auto" else config.execution.dtype
+    with use_mesh(make_mesh(config.mesh, where.devices())):
+        dtype = config.execution.compute_dtype().name
     peak = compiled.peak_gib
     values: dict[str, Any] = {
         "title": step.title(length),

@@ -31,6 +31,7 @@ from toy_stops import Killed, Moments, prepare, raise_killed
 
 from jaxlm.finetuning import trial
 from jaxlm.runs.checkpoints import Checkpoints
+from jaxlm.training import loss_scale
 
 SIZES = (
     "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32 --model.num-positions 32"
@@ -432,3 +433,28 @@ def test_averages_and_skipped_updates_outlive_a_stop(tune, shape, more, steps, s
             assert norms[step - 1] == spike["gradient_norm"] > 1.02 * spike["median"]
             assert spike["median"] == pytest.approx(float(np.median(norms[: step - 1])), rel=1e-6)
     assert shape == "alone" or spikes[0].keys() != spikes[1].keys()
+
+
+@pytest.mark.parametrize("shape", ["alone", "together"])
+def test_each_trial_has_its_own_loss_scale_that_outlives_a_stop(tune, monkeypatch, shape):
+    """Fails when the overflow of a trial halves the scale of another, a restored scale is another one, or a group
+    without scales in its checkpoint cannot go on in float16.
+    """
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**18)
+    rates = ("--seeds", 1, "--learning-rates", 3e-3, 3.0, *SHAPES[shape])
+    more = (*rates, "--execution.dtype", "float16")
+    assert tune("whole", *more).code == 0
+    assert tune.stopped("run", ("a step", 5), *more) == "a step"
+    ended = tune("run", *more)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    whole, run = tune.directory / "whole", tune.directory / "run"
+    for name in ("results.json", "predictions.jsonl"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes(), name
+    assert checksums(run) == checksums(whole)
+    scales = [metrics(run, "loss_scale", peak_lr=rate) for rate in (3e-3, 3.0)]
+    assert scales == [metrics(whole, "loss_scale", peak_lr=rate) for rate in (3e-3, 3.0)]
+    assert scales[0] != scales[1] and all(len(found) == 6 for found in scales), scales
+    assert tune.stopped("other", ("a step", 5), *rates) == "a step"
+    ended = tune("other", *more)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    assert metrics(tune.directory / "other", "loss_scale", peak_lr=3e-3)[4] == 2.0**18

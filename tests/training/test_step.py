@@ -291,7 +291,7 @@ def test_evaluation_gives_sums_and_weights_without_dropout(params):
 
 def test_the_state_is_what_a_checkpoint_holds(training):
     fields = ["step", "params", "opt_state", "seed", "halted", "carry", "average", "iterates", "recent_norms"]
-    fields += ["selected", "selection"]
+    fields += ["loss_scale", "selected", "selection"]
     assert [field for field in TrainState.__dataclass_fields__] == fields
     assert set(saved_part(training.start)) == {"step", "params", "opt_state"}
     assert int(training.start.step) == 0 and not bool(training.start.halted)
