@@ -91,7 +91,8 @@ def _training(
     """Return the seconds of the compilation, and a function of a batch that trains a step and returns the loss."""
     settings = replicated(run_settings(config, 1), mesh)
     started = time.perf_counter()
-    step = make_program(pretraining, config, mesh).step.lower(state, batch, settings).compile()
+    lowered = make_program(pretraining, config, mesh).step.lower(state, batch, settings)
+    step = lowered.compile(compiler_options=config.execution.compiler_options())
     seconds = time.perf_counter() - started
     states = [state]
 

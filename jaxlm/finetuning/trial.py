@@ -152,11 +152,12 @@ def make_programs(context: TrialContext) -> Programs:
     learner = make_task_learner(context.config, context.task)
     program = make_program(learner, context.config, context.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract.params)
-    lengths = len(context.batches(0).lengths)
+    lengths, options = len(context.batches(0).lengths), context.config.execution.compiler_options()
+    predict = jax.jit(make_predict_step(learner))
     return Programs(
         program=program,
-        train=CompiledStep("training", program.step, expected_shapes=lengths),
-        predict=CompiledStep("evaluation", jax.jit(make_predict_step(learner)), expected_shapes=lengths + 1),
+        train=CompiledStep("training", program.step, expected_shapes=lengths, options=options),
+        predict=CompiledStep("evaluation", predict, expected_shapes=lengths + 1, options=options),
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
     )
 

@@ -5,7 +5,7 @@ This module does not import JAX: a command line is parsed before JAX is imported
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxlm.errors import InputError
 from jaxlm.ranges import Natural, Range
@@ -96,6 +96,10 @@ class Execution:
     """dtype in which the gradients of the blocks' weights are all-reduced. arithmetic: the compute dtype. float32:
     twice the traffic. The biases of queries, keys and values follow their weights. All other gradients are float32."""
 
+    deterministic: bool = False
+    """Compile the steps of a run on GPUs with deterministic operations and without autotuning, for bitwise resuming.
+    attention auto is then xla, unless unroll is 1. Off: a resumed run on a GPU may differ by rounding."""
+
     def notes(self) -> tuple[str, ...]:
         """Return sentences for the log: choices that depend on the devices, and reproducibility that is given up."""
         found = []
@@ -104,6 +108,12 @@ class Execution:
             found.append(
                 f"dtype float32: bfloat16 needs a GPU of compute capability 8.0, this one has {major}.{minor}; "
                 "--execution.dtype float16 halves the memory of activations"
+            )
+        if self.deterministic:
+            found.append(
+                "deterministic operations, without autotuning; attention auto is xla unless unroll is 1"
+                if _platform() == "gpu"
+                else f"execution.deterministic has no effect on a {_platform()}: it selects options of XLA for GPUs"
             )
         if self.dropout_bits == "rbg":
             found.append("dropout bits by rbg: they depend on the mesh, and on training several trials at once")
@@ -131,6 +141,11 @@ class Execution:
                 f"execution.unroll must be at most {num_layers}, the model's layers, got {self.unroll}; give 0 for "
                 "automatic"
             )
+        if self.deterministic and self.attention == "cudnn" and self.unroll > 1:
+            raise InputError(
+                "execution.unroll must be 0 or 1 with execution.deterministic and execution.attention cudnn, got "
+                f"{self.unroll}; give 0 for automatic"
+            )
 
     def layers_per_iteration(self, num_layers: int) -> int:
         """Return the `unroll` of the layer loop.
@@ -138,7 +153,26 @@ class Execution:
         The loop itself costs a CPU 10 to 18 % of a step and a TPU a third. On a GPU it copies the activations of each
         layer into stacked arrays and back, by estimates for an H100 a quarter of a step.
         """
+        if self.unroll == 0 and self.attention == "cudnn" and self._is_deterministic_here():
+            return 1
         return self.unroll or num_layers
+
+    def attention_backend(self, num_layers: int) -> Backend:
+        """Return the attention backend of a model: `attention`, or what auto stands for with deterministic operations.
+
+        With XLA's option for these, two equal backward calls of cuDNN in one program fail (openxla/xla 46500), so that
+        cuDNN needs a loop of one layer per iteration. By estimates for an H100, GPT-1's step of 64 x 512 tokens takes
+        100.6 ms with it and 96.2 ms with xla and all layers unrolled, so that xla is chosen.
+        """
+        unrolled = self.layers_per_iteration(num_layers) > 1
+        return "xla" if self.attention == "auto" and unrolled and self._is_deterministic_here() else self.attention
+
+    def compiler_options(self) -> dict[str, Any]:
+        """Return the options of XLA for the steps of a run."""
+        return {"xla_gpu_deterministic_ops": True} if self._is_deterministic_here() else {}
+
+    def _is_deterministic_here(self) -> bool:
+        return self.deterministic and _platform() == "gpu"
 
 
 def _dtype(name: str) -> "np.dtype":

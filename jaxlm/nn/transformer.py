@@ -327,7 +327,7 @@ class SelfAttention(nn.Module):
             query_offset=0 if cache is None else first_B,
             dropout_rate=config.attention_dropout_rate,
             dropout_key=key,
-            backend=self.execution.attention,
+            backend=self.execution.attention_backend(config.num_layers),
         )
         return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache
 

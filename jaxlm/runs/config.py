@@ -21,6 +21,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "select": "last",
     "custom.separator": "auto",
     "data.reset_probability": 0.0,
+    "execution.deterministic": False,
     "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
 }
 # The same for all fields.

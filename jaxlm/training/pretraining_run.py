@@ -97,7 +97,8 @@ def prepared(planned: Plan) -> _Prepared:
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)
         settings = replicated(run_settings(config, planned.num_steps), mesh)
-    step = CompiledStep("training", program.step, expected_shapes=len(planned.phases))
+        options = config.execution.compiler_options()
+    step = CompiledStep("training", program.step, expected_shapes=len(planned.phases), options=options)
     planned = replace(planned, config=config)
     entropy, tokens = None, sum(store.num_tokens for store in planned.stores)
     if planned.source is None:

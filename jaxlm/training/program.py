@@ -155,11 +155,15 @@ def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_
 class CompiledStep:
     """A jitted step that is compiled once per batch shape. It warns about more shapes than expected.
 
-    on_compile: a context entered during compilation, to exclude that time from the speed.
+    options: of the compiler. Default: none. on_compile: a context entered during compilation, to exclude that time from
+    the speed.
     """
 
-    def __init__(self, name: str, step: Wrapped, *, expected_shapes: int = 1) -> None:
+    def __init__(
+        self, name: str, step: Wrapped, *, expected_shapes: int = 1, options: Mapping[str, Any] | None = None
+    ) -> None:
         self.name, self.step, self.expected_shapes = name, step, expected_shapes
+        self.options = dict(options or {})
         self.programs: dict[tuple, Compiled] = {}
         self.on_compile: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
@@ -179,7 +183,7 @@ class CompiledStep:
             say("compiling the %s step for batch %s, or loading it from the cache", self.name, size)
             started = time.perf_counter()
             with self.on_compile():
-                program = self.programs[shapes] = self.step.lower(state, batch, *settings).compile()
+                program = self.programs[shapes] = self._compiled(state, batch, *settings)
             check_program_memory(self.name, program, holds_arguments=isinstance(jax.tree.leaves(state)[0], jax.Array))
             taken = time.perf_counter() - started
             if len(self.programs) > self.expected_shapes:
@@ -187,6 +191,9 @@ class CompiledStep:
             else:
                 say("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
         return program
+
+    def _compiled(self, *arguments: Any) -> Compiled:
+        return self.step.lower(*arguments).compile(compiler_options=self.options)
 
 
 def with_vocabulary(config: PretrainConfig) -> PretrainConfig:
@@ -244,9 +251,11 @@ def compile_training(
 ) -> CompiledTraining:
     """Compile the step of a run for rows like `row`, a batch of one, for the devices of `mesh`. Nothing is allocated.
 
-    options: of the compiler. Default: none.
+    options: of the compiler, besides those of `config.execution`. Default: none.
     """
     assert config.batch_size is not None
+    with use_mesh(mesh):
+        options = {**(options or {}), **config.execution.compiler_options()}
 
     def lowered() -> Lowered:
         return make_program(learner, config, mesh).lowered(abstract_rows(row, config.batch_size or 0, mesh))

@@ -95,7 +95,8 @@ class Validation:
             for phase in plan.phases
         }
         evaluate = jax.jit(make_eval_step(pretraining.objective))
-        self._step = CompiledStep("evaluation", evaluate, expected_shapes=len(self._batches))
+        options = plan.config.execution.compiler_options()
+        self._step = CompiledStep("evaluation", evaluate, expected_shapes=len(self._batches), options=options)
         lengths = ", then ".join(str(phase.length) for phase in plan.phases)
         names = ", ".join(str(store.path) for store in stores)
         self.notes = [f"validation: {names} in {data.describe_validation(lengths, stores)}"]

@@ -1,4 +1,4 @@
-"""The compute dtype of a run by the device that its programs are compiled for, and arithmetic in float16."""
+"""Choices that depend on the device that programs are compiled for, and arithmetic in float16."""
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,37 @@ def test_a_gpu_without_bfloat16_is_named():
     for name in ("cpu", "tpu", "a100"):
         with compiling_for(*DEVICES[name]):
             assert Execution().notes() == ()
+
+
+def test_deterministic_operations_are_for_gpus():
+    """Fails when the option reaches another compiler, or is not named where it has no effect."""
+    execution = Execution(deterministic=True)
+    for name, where in DEVICES.items():
+        with compiling_for(*where):
+            on_gpu = name in ("t4", "a100")
+            assert execution.compiler_options() == ({"xla_gpu_deterministic_ops": True} if on_gpu else {})
+            assert any("has no effect on a" in note for note in execution.notes()) != on_gpu
+            assert Execution().compiler_options() == {}
+
+
+@pytest.mark.parametrize(
+    ("attention", "unroll", "backend", "layers"),
+    [("auto", 0, "xla", 12), ("auto", 3, "xla", 3), ("auto", 1, "auto", 1), ("cudnn", 0, "cudnn", 1)]
+    + [("cudnn", 1, "cudnn", 1), ("xla", 0, "xla", 12)],
+)
+def test_no_deterministic_program_has_two_calls_of_cudnn(attention, unroll, backend, layers):
+    """Two equal backward calls in one program fail with this option; fails when attention by cuDNN is unrolled."""
+    execution = Execution(deterministic=True, attention=attention, unroll=unroll)
+    with compiling_for("gpu"):
+        assert (execution.attention_backend(12), execution.layers_per_iteration(12)) == (backend, layers)
+    for other in ("cpu", "tpu"):
+        with compiling_for(other):
+            assert (execution.attention_backend(12), execution.layers_per_iteration(12)) == (attention, unroll or 12)
+
+
+def test_unrolled_layers_with_cudnn_are_refused():
+    with pytest.raises(InputError, match="execution.unroll must be 0 or 1 with execution.deterministic and .* got 3"):
+        Execution(deterministic=True, attention="cudnn", unroll=3).check(12)
 
 
 @pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "relu"])

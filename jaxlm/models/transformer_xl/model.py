@@ -274,7 +274,7 @@ def _attended(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, con
             query_offset=seen - (end - first),
             dropout_rate=config.attention_dropout_rate,
             dropout_key=fold(key, number),
-            backend=execution.attention,
+            backend=execution.attention_backend(config.num_layers),
         )
         outputs.append(attended)
     return outputs[0] if blocks == 1 else jnp.concatenate(outputs, axis=2)
