@@ -43,6 +43,7 @@ FLOORS = (
     "console script",
 )
 LEAVES = {"errors", "config", "flags", "wording", "files", "host", "progress", "hub", "cuda", "completion", "ranges"}
+LEAVES |= {"nvidia"}
 COMMANDS = {"prepare", "pretrain", "finetune", "predict", "evaluate", "generate", "show", "convert", "aot", "bench"}
 COMMANDS |= {"doctor", "report"}
 

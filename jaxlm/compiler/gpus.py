@@ -15,9 +15,9 @@ import jax
 from jaxlm.cuda import is_installed, quiet
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError, one_line
+from jaxlm.nvidia import SHARE
 
-PREALLOCATED = 0.92  # share of the memory that launch/gpu.sh gives to JAX
-UNFRAGMENTED = 0.9  # share of that which programs can use
+UNFRAGMENTED = 0.9  # share of the memory that launch/gpu.sh gives to JAX, which programs can use
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class GpuTopology:
     @property
     def usable_gib(self) -> float:
         """Memory for programs, as launch/gpu.sh sets it up: driver, libraries and fragmentation take the rest."""
-        return self.chip.memory_gib * PREALLOCATED * UNFRAGMENTED
+        return self.chip.memory_gib * SHARE * UNFRAGMENTED
 
     @property
     def compiler_options(self) -> Mapping[str, Any]:

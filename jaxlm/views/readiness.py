@@ -4,12 +4,13 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from packaging.requirements import Requirement
 
+from jaxlm import cuda, nvidia
 from jaxlm.data.store import open_store
 from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
@@ -94,6 +96,58 @@ def devices() -> Iterator[CheckResult]:
             else f"{kind} is not in jaxlm/distributed/devices.py: no MFU is reported"
         )
         yield CheckResult("peak", True if peak else None, known)
+
+
+def drivers() -> Iterator[CheckResult]:
+    """Report NVIDIA's GPUs, and what keeps JAX from using them or their memory. It needs no JAX that has started."""
+    try:
+        cards = nvidia.cards()
+    except RunError as error:
+        yield CheckResult("driver", False, f"{error}: restart the machine after an update, or install the driver again")
+        return
+    if not cards:
+        if cuda.has_gpu():
+            yield CheckResult("driver", None, "nvidia-smi names no GPU: the driver and the memory in use are unknown")
+        return
+    libraries = [
+        f"{name} {version}" for plugin in cuda.installed() for name, version in nvidia.library_versions(plugin).items()
+    ]
+    for card in cards:
+        parts = [card.name, f"compute capability {'.'.join(map(str, card.capability))}", f"driver {card.driver}"]
+        yield CheckResult(f"GPU {card.index}", True, ", ".join([*parts, *libraries]))
+    for sentence in nvidia.too_old(cards):
+        yield CheckResult("driver", False, sentence)
+    foreign = nvidia.foreign_libraries(os.environ.get("LD_LIBRARY_PATH", ""))
+    if libraries and foreign:
+        message = f"LD_LIBRARY_PATH replaces libraries of the installed wheels by {', '.join(foreign)}: unset it"
+        yield CheckResult("libraries", False, message)
+    yield from _gpu_memory(cards)
+
+
+def _gpu_memory(cards: Sequence[nvidia.Card]) -> Iterator[CheckResult]:
+    """Report memory that other programs hold, and a share of JAX that they leave no room for."""
+    holders = nvidia.holders()
+    for card in cards:
+        if card.free_share < 0.99:
+            who = ", ".join(holders.get(card.uuid, [])) or "a screen, or programs that the driver does not name"
+            message = (
+                f"{card.used_mib / 1024:.1f} of {card.total_mib / 1024:.1f} GiB of GPU {card.index} are held by {who}"
+            )
+            yield CheckResult("GPU memory", None, message)
+    if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "") in ("false", "False", "0"):
+        return
+    name, given = nvidia.given_share(os.environ) or (nvidia.FRACTIONS[0], "")
+    share = given or str(nvidia.DEFAULT_SHARE)
+    free, fitting = min(card.free_share for card in cards), nvidia.memory_share(cards)
+    try:
+        valid = 0 < float(share) <= 1
+    except ValueError:
+        valid = False
+    if not valid:
+        yield CheckResult("GPU memory", False, f"{name} must be above 0 and at most 1, got {given}; set {fitting:g}")
+    elif float(share) > free:
+        message = f"JAX takes {share} of the memory ({name if given else 'its default'}), and {free:.2f} are free"
+        yield CheckResult("GPU memory", False, f"{message}: end the other programs, or set {name}={fitting:g}")
 
 
 def _idle() -> str | None:
@@ -222,24 +276,14 @@ def _of_store(path: str) -> Iterator[CheckResult]:
         yield CheckResult("store", True, f"{path}: {store.num_tokens:,} tokens, every checksum is right")
 
 
-def examine(config: PretrainConfig | None) -> list[CheckResult]:
-    """Run all checks in order; a check that raises counts as failed, and the others continue."""
-    checks: list[tuple[str, Callable[[], Iterator[CheckResult]]]] = [
-        (check.__name__, check) for check in (versions, devices, processes, attention_backends, machine)
-    ]
-    if config is not None:
-        checks.append(("config", functools.partial(of_config, config)))
-    found: list[CheckResult] = []
+def examine(checks: Iterable[tuple[str, Callable[[], Iterator[CheckResult]]]]) -> Iterator[CheckResult]:
+    """Yield the results of named checks in order; a check that raises counts as failed, and the others continue."""
     for name, check in checks:
         try:
-            for one in check():
-                found.append(one)
-                _print(one)
+            yield from check()
         except Exception as error:  # a broken machine may raise anything
             reason = str(error).splitlines() or ["no message"]
-            found.append(CheckResult(name, False, f"{type(error).__name__}: {reason[0]}"))
-            _print(found[-1])
-    return found
+            yield CheckResult(name, False, f"{type(error).__name__}: {reason[0]}")
 
 
 def _print(one: CheckResult) -> None:
@@ -250,13 +294,20 @@ def _print(one: CheckResult) -> None:
 
 def report_readiness(config: PretrainConfig | None) -> bool:
     """Start the devices, run all checks, print their lines and the result; return True if no process has a failure."""
+    early = list(examine([("versions", versions), ("drivers", drivers)]))
     try:
         prepare_process()
-    except RunError:  # the versions may be the reason
-        for one in versions():
+    except RunError:  # these may be the reason
+        for one in early:
             print(one.line(), flush=True)
         raise
-    wrong = [one for one in examine(config) if one.ok is False]
+    checks = [(check.__name__, check) for check in (devices, processes, attention_backends, machine)]
+    if config is not None:
+        checks.append(("config", functools.partial(of_config, config)))
+    wrong = []
+    for one in itertools.chain(early, examine(checks)):
+        _print(one)
+        wrong += [one] if one.ok is False else []
     others = [number for number, (flag,) in enumerate(of_every_process(np.array([bool(wrong)]))) if flag and number]
     if jax.process_index() == 0:
         for number in others:
