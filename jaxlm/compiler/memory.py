@@ -7,8 +7,9 @@ import numpy as np
 from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
+from jaxlm.compiler.gpus import GPUS
 from jaxlm.distributed.devices import available_memory
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError, one_line
 from jaxlm.wording import byte_size
 
 READ_AHEAD = 6  # batches in host memory at a time: four that are prefetched, and one in each of two threads
@@ -54,10 +55,11 @@ def check_state_memory(state: Any, gradient: Any) -> None:
         )
 
 
-def check_program_memory(name: str, program: Compiled, *, holds_arguments: bool) -> None:
+def check_program_memory(name: str, program: Compiled, *, rows: int, holds_arguments: bool) -> None:
     """Raise InputError for a compiled step that does not fit the devices of this process.
 
-    holds_arguments: True if its arguments are on the devices already. On a CPU the devices share the host's memory.
+    rows: of its batch. holds_arguments: True if its arguments are on the devices already. On a CPU the devices share
+    the host's memory.
     """
     found = memory_of(program)
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
@@ -67,6 +69,31 @@ def check_program_memory(name: str, program: Compiled, *, holds_arguments: bool)
         needed = (found.peak - found.arguments * holds_arguments) * GIB * jax.local_device_count()
     if limit is not None and needed > limit:
         raise InputError(
-            f"batch_size must be small enough for the devices' memory: the {name} step takes {needed / GIB:.1f} GiB, "
-            f"and {limit / GIB:.1f} GiB are available; lower --batch-size, or raise --micro-batches where there are any"
+            f"batch_size must be small enough for the devices' memory, got {rows}: the {name} step takes "
+            f"{needed / GIB:.1f} GiB, and {limit / GIB:.1f} GiB are available; {_smaller(rows)}{largest_batch()}"
         )
+
+
+def exhausted(name: str, program: Compiled, rows: int, error: Exception) -> RunError:
+    """Return the error for a compiled step of a batch of `rows` that ran out of the devices' memory."""
+    return RunError(
+        f"out of device memory: the {name} step takes {memory_of(program).peak:.1f} GiB by the compiler; "
+        f"{_smaller(rows)}{largest_batch()} ({one_line(error)[:200]})"
+    )
+
+
+def _smaller(rows: int) -> str:
+    half = f"give --batch-size {rows // 2}" if rows > 1 else "choose a smaller --length"
+    return f"{half}, or raise --micro-batches where there are any"
+
+
+def largest_batch() -> str:
+    """Return a clause with the command that finds the largest batch for this GPU; "" on other devices."""
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return ""
+    name = next((gpu.name for gpu in GPUS.values() if gpu.kind == device.device_kind), "NAME")
+    return (
+        "; python -m jaxlm.aot with the same config, --task and fields, --largest-batch and --topology "
+        f"{name} finds the largest batch"
+    )

@@ -106,7 +106,7 @@ class Stacked:
         self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
         self.jitted = jax.jit(self._step, donate_argnums=0, out_shardings=(self._shardings(self.abstract), None))
         shapes, options = len(self.data[0].lengths), context.config.execution.compiler_options()
-        self.step = CompiledStep("group's training", self.jitted, expected_shapes=shapes, options=options)
+        self.step = CompiledStep("group's training", self.jitted, expected_shapes=shapes, options=options, rows_axis=1)
         self.best: Any = None
         alone = jax.tree.map(lambda leaf: leaf.sharding, programs.program.abstract.params)
         self._take = jax.jit(lambda stack, k: jax.tree.map(lambda x: x[k], stack), out_shardings=alone)

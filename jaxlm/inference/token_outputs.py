@@ -195,7 +195,9 @@ def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: 
         some = rows.ids[first : first + ROWS]
         seen, types = [[1] * len(given) for given in some], (rows.segments or [])[first : first + ROWS]
         inputs = (padded(values, ROWS, longest) for values in (some, seen, types))
-        for name, values in apply(params, *inputs).items():
+        with jax.default_matmul_precision("highest"):  # the default on GPUs is TF32, and on TPUs bfloat16
+            outputs = apply(params, *inputs)
+        for name, values in outputs.items():
             found.setdefault(name, []).append(np.asarray(values, np.float32)[: len(some)])
     return {name: np.concatenate(parts) for name, parts in found.items()}
 

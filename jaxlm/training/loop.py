@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxlm.compiler.memory import largest_batch
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.errors import RunError, Stopped
 from jaxlm.runs.checkpoints import Checkpoints
@@ -226,7 +227,8 @@ def explain_failure(error: Exception) -> Exception:
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text:
         return RunError(
             "out of device memory: raise --micro-batches, set --execution.remat dots or full, raise "
-            f"--execution.loss-chunks, or spread the model with --mesh.fsdp ({text.splitlines()[0][:200]})"
+            "--execution.loss-chunks, lower --batch-size, or spread the model with --mesh.fsdp"
+            f"{largest_batch()} ({text.splitlines()[0][:200]})"
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunError(f"disk full: {error.filename or error}; make room, then rerun the same command to resume")

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.estimate import memory_of
-from jaxlm.compiler.memory import check_program_memory
+from jaxlm.compiler.memory import check_program_memory, exhausted
 from jaxlm.data.batch import mask_seeds
 from jaxlm.data.config import DataConfig
 from jaxlm.distributed.config import check_batch
@@ -155,20 +155,32 @@ def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_
 class CompiledStep:
     """A jitted step that is compiled once per batch shape. It warns about more shapes than expected.
 
-    options: of the compiler. Default: none. on_compile: a context entered during compilation, to exclude that time from
-    the speed.
+    options: of the compiler. Default: none. rows_axis: the axis of the rows in the first array of a batch. on_compile:
+    a context entered during compilation, to exclude that time from the speed.
     """
 
     def __init__(
-        self, name: str, step: Wrapped, *, expected_shapes: int = 1, options: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        step: Wrapped,
+        *,
+        expected_shapes: int = 1,
+        options: Mapping[str, Any] | None = None,
+        rows_axis: int = 0,
     ) -> None:
-        self.name, self.step, self.expected_shapes = name, step, expected_shapes
+        self.name, self.step, self.expected_shapes, self.rows_axis = name, step, expected_shapes, rows_axis
         self.options = dict(options or {})
         self.programs: dict[tuple, Compiled] = {}
         self.on_compile: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
     def __call__(self, state: Any, batch: Any, *settings: Any) -> Any:
-        return self.prepare(state, batch, *settings)(state, batch, *settings)
+        program = self.prepare(state, batch, *settings)
+        try:
+            return program(state, batch, *settings)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise exhausted(self.name, program, jax.tree.leaves(batch)[0].shape[self.rows_axis], error) from error
 
     def prepare(self, state: Any, batch: Any, *settings: Any) -> Compiled:
         """Return the program for batches of this shape, compiled if it is not yet. The arguments may be abstract.
@@ -184,7 +196,8 @@ class CompiledStep:
             started = time.perf_counter()
             with self.on_compile():
                 program = self.programs[shapes] = self._compiled(state, batch, *settings)
-            check_program_memory(self.name, program, holds_arguments=isinstance(jax.tree.leaves(state)[0], jax.Array))
+            on_devices = isinstance(jax.tree.leaves(state)[0], jax.Array)
+            check_program_memory(self.name, program, rows=shapes[0][0][self.rows_axis], holds_arguments=on_devices)
             taken = time.perf_counter() - started
             if len(self.programs) > self.expected_shapes:
                 log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, shapes[0][0], taken)

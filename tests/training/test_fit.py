@@ -4,14 +4,17 @@ where memory is not known.
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from toy import TOY
 from toy_runs import make_stores, pretrain_arguments, run_here
 
+from jaxlm.compiler import memory
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError
 from jaxlm.nn.config import Execution
 from jaxlm.training import program
 from jaxlm.training.config import PretrainConfig, check_batches
@@ -136,3 +139,26 @@ def test_a_run_has_the_number_that_was_found(tmp_path, monkeypatch):
         assert ended.code == 0, ended.errors
     assert "micro_batches 2, remat none, length" in ended.errors
     assert json.loads((tmp_path / "run" / "config.json").read_text())["micro_batches"] == 2
+
+
+def test_exhausted_memory_names_the_step_and_the_next_smaller_batch(monkeypatch):
+    """Fails when memory that runs out in a step ends in XLA's own message, or names rows of another axis."""
+    step = program.CompiledStep("training", jax.jit(lambda state, batch: jnp.zeros(10**15, jnp.int8) + state))
+    state, batch = jnp.int8(0), {"ids": jnp.zeros((24, 3))}
+    with pytest.raises(InputError, match="got 24: the training step takes .* GiB are available; give --batch-size 12"):
+        step(state, batch)
+    monkeypatch.setattr(program, "check_program_memory", lambda *_, **__: None)
+    step = program.CompiledStep("group's training", step.step, rows_axis=1)
+    said = "out of device memory: the group's training step takes 931322.6 GiB by the compiler; give --batch-size 1, "
+    with pytest.raises(RunError, match=f"^{said}.*RESOURCE_EXHAUSTED"):
+        step(state, batch)
+
+
+def test_the_command_for_the_largest_batch_names_this_gpu(monkeypatch):
+    """Fails when the advice names another GPU than JAX reports, or appears where there is none."""
+    assert memory.largest_batch() == ""
+    device = SimpleNamespace(platform="gpu", device_kind="NVIDIA GeForce RTX 3060")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert "--largest-batch and --topology rtx3060 finds" in memory.largest_batch()
+    device.device_kind = "NVIDIA RTX A6000"
+    assert "--topology NAME finds" in memory.largest_batch()
