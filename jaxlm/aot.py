@@ -13,8 +13,8 @@ XLA's cost model (H100, H200) or by their bytes; the bound next to it has each o
 
 If the step does not fit, changes are compiled until one fits. --compare adds reports of other choices. For a config
 with two lengths the report begins with the full length. --largest-batch prints, instead of a report, the largest batch
-that fits for the lengths 64, 128, 256, 320, 384 and 512. The last line of standard output is one JSON object, as in
---output.
+that fits for the lengths 64, 128, 256, 320, 384 and 512, with a column for each --compare. The last line of standard
+output is one JSON object, as in --output.
 """
 
 import json
@@ -54,7 +54,7 @@ class _Common:
     """A published size (gpt1, bert-large, …), a run or published weights (hf:DIR) whose sizes the model has. Default:
     those of the config."""
     largest_batch: bool = False
-    """Print the largest batch that fits, for several lengths, found by compiling."""
+    """Print a table of the largest batches that fit, for several lengths and each --compare, found by compiling."""
     compare: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Other values for an additional report: mesh.fsdp=16, or 'mesh.fsdp=16 execution.remat=full'."""
     output: Path | None = None
@@ -99,7 +99,7 @@ def aot(arguments: Arguments | TaskArguments, given: Given = frozenset()) -> dic
         for choice, other, changed in others
     ]
     for _, _, place in compared:
-        if place.cost_model != where.cost_model:
+        if place.cost_model != where.cost_model and not arguments.largest_batch:
             raise InputError(
                 f"--compare must keep to devices whose estimates are of one kind, got {place.name} (by "
                 f"{place.cost_model}) and {where.name} (by {where.cost_model}); make two reports, and compare their "
@@ -110,9 +110,11 @@ def aot(arguments: Arguments | TaskArguments, given: Given = frozenset()) -> dic
     if arguments.output is not None:
         check_output(arguments.output)
     if arguments.largest_batch:
-        whole: dict[str, Any] = {"topology": where.name, "start": arguments.start or arguments.config}
-        whole["largest_batches"] = largest_batches(step, where)
-        print(*batch_lines(whole["largest_batches"], where.usable_gib), sep="\n")
+        table = largest_batches(
+            [(where.name, step, where), *((name.removeprefix("topology="), *other) for name, *other in compared)]
+        )
+        print(*batch_lines(table), sep="\n")
+        whole: dict[str, Any] = {"topology": where.name, "start": arguments.start, "largest_batches": table}
     else:
         whole = _reported(step, where, compared)
     print(json.dumps(whole), flush=True)
@@ -268,13 +270,21 @@ def advice_lines(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def batch_lines(found: Sequence[dict[str, Any]], limit: float) -> list[str]:
-    """Return a table of the largest batches."""
-    rows = [f"{'length':>8}{'largest batch':>16}{f'GiB of {limit:.2f}':>16}"]
-    for one in found:
-        peak = "-" if one["peak_gib"] is None else f"{one['peak_gib']:.2f}"
-        rows.append(f"{one['length']:>8}{one['batch_size']:>16}{peak:>16}")
-    return rows
+def batch_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table of the largest batches, a row per length and a column per choice."""
+    head = [one["choice"] for one in found[0]["largest"]]
+    limits = [f"{one['usable_gib']:.1f} GiB" for one in found[0]["largest"]]
+    cells = [["-" if one["batch_size"] is None else str(one["batch_size"]) for one in row["largest"]] for row in found]
+    widths = [max(map(len, column)) for column in zip(head, limits, *cells, strict=True)]
+    rows = (
+        ["length", *head],
+        ["usable", *limits],
+        *([str(row["length"]), *of] for row, of in zip(found, cells, strict=True)),
+    )
+    return [
+        "  ".join([row[0].rjust(6), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))])
+        for row in rows
+    ]
 
 
 def table(reports: Sequence[dict[str, Any]]) -> list[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -114,47 +114,63 @@ def _changes(step: Step, mesh: Mesh, slices: int) -> Iterator[dict[str, Any]]:
                 yield shards | both
 
 
-def largest_batches(step: Step, where: Target) -> list[dict[str, Any]]:
-    """Return the largest batch that fits for each of LENGTHS that the model reads: length, batch_size and peak_gib.
+def largest_batches(choices_of: Sequence[tuple[str, Step, Target]]) -> list[dict[str, Any]]:
+    """Return, for each of LENGTHS, the largest batch of each choice that fits: a row of the table.
 
-    Memory is nearly linear in the rows: two programs predict the batch, and a further one of that size confirms it. A
-    batch of more than 64 rows is a multiple of 8. batch_size 0: not one row per device fits.
+    A choice is a name, a step and devices. Memory is nearly linear in the rows, and nearly that of another GPU: known
+    programs predict the batch, and a further one of that size confirms it. A batch of more than 64 rows is a multiple
+    of 8. batch_size 0: not one row per device fits; None: the model does not read rows of this length.
     """
-    mesh = make_mesh(step.config.mesh, where.devices())
-    share = mesh.shape["data"] * mesh.shape["fsdp"] * step.config.micro_batches
-    found = []
+    known: dict[Any, dict[int, float]] = {}
+    table = []
     for length in LENGTHS:
-        if length <= family_of(step.config.model).max_length(step.config.model):
-            rows, peak = _largest_batch(step, length, share, where)
-            found.append({"length": length, "batch_size": rows * share, "peak_gib": peak})
-            log.info("length %d: %d rows, %s GiB", length, rows * share, "-" if peak is None else f"{peak:.2f}")
-    return found
+        found = []
+        for name, step, where in choices_of:
+            rows, peak = _largest_batch(step, length, where, known)
+            found.append({"choice": name, "batch_size": rows, "peak_gib": peak, "usable_gib": where.usable_gib})
+            log.info("length %d, %s: %s rows, %s GiB", length, name, rows, "-" if peak is None else f"{peak:.2f}")
+        table.append({"length": length, "largest": found})
+    return table
 
 
-def _largest_batch(step: Step, length: int, share: int, where: Target) -> tuple[int, float | None]:
-    """Return the most rows, in units of `share`, of which a program fits, and its GiB; (0, None) without any."""
-    peaks: dict[int, float] = {}
-    fitting, refused, rows = 0, 1 << 30, FIRST_ROWS
+def _largest_batch(
+    step: Step, length: int, where: Target, known: dict[Any, dict[int, float]]
+) -> tuple[int | None, float | None]:
+    """Return the most rows of which a program fits, and its GiB. known: the GiB of programs by step and rows."""
+    if length > family_of(step.config.model).max_length(step.config.model):
+        return None, None
+    mesh = make_mesh(step.config.mesh, where.devices())
+    config = dataclasses.replace(next(choices(step.config, mesh)), length=length, eval_batch_size=None)
+    share = mesh.shape["data"] * mesh.shape["fsdp"] * config.micro_batches  # rows that the batch is a multiple of
+    with use_mesh(mesh):
+        of_others = known.setdefault((step, length, config.execution.compute_dtype().name), {})
+    limit, peaks = where.usable_gib, dict[int, float]()
+    fitting, refused = 0, 1 << 30
+    rows = max(_rounded(_predicted(of_others, limit)), 1) if len(of_others) > 1 else FIRST_ROWS
     for _ in range(COMPILATIONS):
-        config = dataclasses.replace(step.config, batch_size=rows * share, length=length, eval_batch_size=None)
-        found = _compiled(dataclasses.replace(step, config=config), length, where)
+        found = _compiled(
+            dataclasses.replace(step, config=dataclasses.replace(config, batch_size=rows * share)), length, where
+        )
         if found.peak_gib is not None:
             peaks[rows] = found.peak_gib
         if found.step is not None:
             peaks.setdefault(0, memory_of(found.step).arguments)  # nearly that of no rows: the state
-        if found.step is not None and peaks[rows] <= where.usable_gib:
+        if found.step is not None and peaks[rows] <= limit:
             fitting = max(fitting, rows)
         else:
             refused = min(refused, rows)
-        rows = _rounded(_predicted(peaks, where.usable_gib) if len(peaks) > 1 else refused // 2)
+        of_others |= peaks
+        rows = _rounded(_predicted(of_others, limit) if len(of_others) > 1 else refused // 2)
         if not fitting < rows < refused:
             break
-    return fitting, peaks[fitting] if fitting else None
+    return fitting * share, peaks[fitting] if fitting else None
 
 
 def _predicted(peaks: dict[int, float], limit: float) -> int:
-    """Return the rows whose memory is `limit` by the line through the two known sizes that are nearest to it."""
-    near, far = sorted(peaks, key=lambda rows: abs(peaks[rows] - limit))[:2]
+    """Return the rows whose memory is `limit`, by the line through two known sizes near it that differ by a quarter."""
+    by_distance = sorted(peaks, key=lambda rows: abs(peaks[rows] - limit))
+    near = by_distance[0]
+    far = next((rows for rows in by_distance if abs(rows - near) > max(rows, near) / 4), by_distance[-1])
     per_row = (peaks[near] - peaks[far]) / (near - far)
     return int(near + (limit - peaks[near]) / per_row) if per_row > 0 else near
 
