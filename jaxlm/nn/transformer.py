@@ -369,9 +369,15 @@ class FeedForward(nn.Module):
         return project(h_BLF, kernel_out, bias_out, names_out, self.execution)
 
 
+def _is_cudnn(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Return True for the forward pass of cuDNN's attention, whose outputs its backward pass reads."""
+    return str(primitive).startswith("dot_product_attention_fwd")
+
+
 _policies = jax.checkpoint_policies
-_KEEP_PRODUCTS = _policies.save_from_both_policies(
-    _policies.dots_with_no_batch_dims_saveable, _policies.save_only_these_names(SAVED)
+_KEEP_PRODUCTS = functools.reduce(
+    _policies.save_from_both_policies,
+    (_policies.dots_with_no_batch_dims_saveable, _policies.save_only_these_names(SAVED), _is_cudnn),
 )
 
 

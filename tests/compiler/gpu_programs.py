@@ -2,8 +2,8 @@
 
 `python -m compiler.gpu_programs` with a line of JSON, {NAME: [CONFIG, TOPOLOGY, {FIELD: VALUE}, {ARGUMENT: VALUE}]},
 the arguments of `step_of`, on standard input; prints a line of JSON, {NAME: {kernels, callbacks, compare_and_swap,
-additions, attention_backward, squares, report}}. A process of its own, as jaxlm hides the plugin where there is no GPU,
-and as the options of the GPU's compiler are read once.
+additions, attention_forward, attention_backward, squares, report}}. A process of its own, as jaxlm hides the plugin
+where there is no GPU, and as the options of the GPU's compiler are read once.
 """
 
 import json
@@ -33,6 +33,7 @@ from jaxlm.views import aot_report, aot_steps  # noqa: E402
 CALLBACK = re.compile(r'custom_call_target="[^"]*callback[^"]*"')
 COMPARE_AND_SWAP = re.compile(r"atom\S*\.cas\.")
 # Calls of cuDNN's attention in a backward pass, in the text of a program.
+ATTENTION_FORWARD = re.compile(r'"__cudnn\$fmha\w*Softmax"')
 ATTENTION_BACKWARD = re.compile(r'custom_call_target="__cudnn\$fmha\w*Backward"')
 ADDITION = re.compile(r"(?:atom|red)\S*\.add\.\S*f32")
 
@@ -85,6 +86,7 @@ def compiled(config: str, topology: str, changes: dict, arguments: dict) -> dict
         "callbacks": CALLBACK.findall(programs),
         "compare_and_swap": len(COMPARE_AND_SWAP.findall(kernels)),
         "additions": len(ADDITION.findall(kernels)),
+        "attention_forward": len(ATTENTION_FORWARD.findall(programs)),
         "attention_backward": len(ATTENTION_BACKWARD.findall(programs)),
         "squares": squares(programs, step.config),
         "report": report,

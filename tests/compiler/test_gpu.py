@@ -287,7 +287,7 @@ def programs():
     for name in ("gpt", "lstm"):
         found[f"{name} h100"] = [f"debug/{name}", "h100", toy, {}]
         found[f"{name} h100:8"] = [f"debug/{name}", "h100:8", toy | {"mesh.fsdp": 2, "mesh.tensor": 2}, {}]
-    by_cudnn = {"execution.attention": "cudnn", "model.attention_dropout_rate": 0.0}
+    by_cudnn = {"execution.attention": "cudnn", "model.attention_dropout_rate": 0.0, "execution.remat": "dots"}
     found["gpt cudnn"] = ["debug/gpt", "a100", toy | by_cudnn, {}]
     deterministic = toy | by_cudnn | {"execution.deterministic": True}
     found["gpt deterministic"] = ["debug/gpt", "a100", deterministic | {"execution.attention": "auto"}, {}]
