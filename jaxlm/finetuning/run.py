@@ -135,6 +135,8 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     planned = plan(arguments, given)
     mesh = make_mesh(planned.config.mesh)
     check_batches(planned.config, mesh)
+    with use_mesh(mesh):
+        planned.config.execution.compute_dtype()  # refuses float16 on a TPU before a directory is made
     encoded = encoded_splits(planned)
     config, num_steps = _with_steps(planned, encoded)
     config = _fitted(config, planned, encoded, mesh)

@@ -1,23 +1,33 @@
 """What a compiled training step depends on: shapes and kinds, and not on the numbers of a run."""
 
 import functools
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from toy_runs import Process, make_stores, metrics, pretrain_arguments
+from toy_runs import (
+    Process,
+    finetune_arguments,
+    make_stores,
+    make_task,
+    metrics,
+    pretrain_arguments,
+    run_here,
+)
 
 from jaxlm.config import load_config
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.finetuning.trial import make_programs, trial_settings
+from jaxlm.nn.config import Execution
 from jaxlm.tasks import KINDS
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
-from jaxlm.training.program import abstract_rows, empty_row, make_program, with_vocabulary
+from jaxlm.training.program import CompiledStep, abstract_rows, empty_row, make_program, with_vocabulary
 from jaxlm.training.step import settings_of
 
 
@@ -102,6 +112,34 @@ def test_a_schedule_that_is_data_has_the_bits_of_one_of_constants(kind, decay):
 
     for t in range(0, num_steps, 7):
         assert float(as_data(np.int32(t), schedule)) == float(of_constants(np.int32(t))), t
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "finetune", "group"])
+@pytest.mark.usefixtures("two_devices")
+def test_the_options_of_the_compiler_reach_every_step_of_a_run(kind, tmp_path, monkeypatch):
+    """Fails when training or an evaluation that selects parameters is compiled without them, or the log and config.json
+    do not have the field. The options stand in for a GPU's, which the CPU's compiler does not read.
+    """
+    options, compiled = {"xla_embed_ir_in_executable": True}, []
+    original = CompiledStep._compiled
+    monkeypatch.setattr(Execution, "compiler_options", lambda self: options if self.deterministic else {})
+    monkeypatch.setattr(CompiledStep, "_compiled", lambda self, *of: compiled.append(self) or original(self, *of))
+    run, (store, valid) = tmp_path / "run", make_stores(tmp_path)
+    if kind == "pretrain":
+        words = pretrain_arguments(run, (store, valid), "--num-steps", 2, "--eval-every", 1)
+    else:
+        sizes = "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32".split()
+        several = ("--seeds", 2, "--members-per-group", 2) if kind == "group" else ()
+        task = make_task(tmp_path / "task", train=16, dev=4, test=2)
+        words = finetune_arguments(run, task, "--tokenizer", f"store:{store}", *sizes, *several)
+    ended = run_here(kind.replace("group", "finetune"), *words, "--execution.deterministic")
+    assert ended.code == 0, ended.errors
+    training = "group's training" if kind == "group" else "training"
+    assert {step.name for step in compiled} == {training, "evaluation"}
+    assert all(step.options == options for step in compiled)
+    said = "execution.deterministic has no effect on a cpu"
+    assert (ended.errors + ended.output).count(said) == 1
+    assert json.loads((run / "config.json").read_text())["execution"]["deterministic"] is True
 
 
 @pytest.mark.slow
