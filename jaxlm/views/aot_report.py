@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import Mesh
@@ -20,6 +20,7 @@ from jaxlm.training.program import REMATS, CompiledTraining, choices, first_that
 from jaxlm.views.aot_steps import FinetuningStep, PretrainingStep, Step
 
 LENGTHS = (64, 128, 256, 320, 384, 512)  # of the table in the README of google-research/bert
+WITHOUT_RECOMPUTING = {"gpu": {"xla_disable_hlo_passes": "rematerialization"}, "tpu": {}}  # options of the compiler
 FIRST_ROWS = 4  # of the first program in the search for the largest batch
 COMPILATIONS = 5  # of a length, at most, in that search
 
@@ -119,7 +120,9 @@ def largest_batches(choices_of: Sequence[tuple[str, Step, Target]]) -> list[dict
 
     A choice is a name, a step and devices. Memory is nearly linear in the rows, and nearly that of another GPU: known
     programs predict the batch, and a further one of that size confirms it. A batch of more than 64 rows is a multiple
-    of 8. batch_size 0: not one row per device fits; None: the model does not read rows of this length.
+    of 8. batch_size 0: not one row per device fits; None: the model does not read rows of this length. XLA's GPU
+    compiler recomputes values where a step would take more than about three quarters of the memory; it is told not to,
+    so that larger batches, which take longer per row, do not count.
     """
     known: dict[Any, dict[int, float]] = {}
     table = []
@@ -148,9 +151,8 @@ def _largest_batch(
     fitting, refused = 0, 1 << 30
     rows = max(_rounded(_predicted(of_others, limit)), 1) if len(of_others) > 1 else FIRST_ROWS
     for _ in range(COMPILATIONS):
-        found = _compiled(
-            dataclasses.replace(step, config=dataclasses.replace(config, batch_size=rows * share)), length, where
-        )
+        candidate = dataclasses.replace(step, config=dataclasses.replace(config, batch_size=rows * share))
+        found = _compiled(candidate, length, where, WITHOUT_RECOMPUTING[where.platform])
         if found.peak_gib is not None:
             peaks[rows] = found.peak_gib
         if found.step is not None:
@@ -187,8 +189,9 @@ def _estimates(step: Step, where: Target) -> list[dict[str, Any]]:
     return [_estimate(step, length, where) for length in step.lengths]
 
 
-def _compiled(step: Step, length: int, where: Target) -> CompiledTraining:
-    return step.compiled(length, make_mesh(step.config.mesh, where.devices()), where.compiler_options)
+def _compiled(step: Step, length: int, where: Target, more: Mapping[str, Any] | None = None) -> CompiledTraining:
+    options = {**where.compiler_options, **(more or {})}
+    return step.compiled(length, make_mesh(step.config.mesh, where.devices()), options)
 
 
 @functools.cache  # the report of a choice reuses the compilation that tried it
