@@ -6,11 +6,16 @@ cache. With a config it also checks the batch on this mesh, the memory of the st
 their checksums. No store is needed. It prints a line per check: `ok`, `--` for information, `!!` for a failure with the
 fix. The first of several processes prints everything, each other one its own failures. The exit code is 0, or 1 if a
 check failed on any process.
+
+`--measure DIR` measures this machine instead, on one device: it compares attention and losses with the CPU, kills and
+resumes a run, fine-tunes a BERT with random weights, and times training steps. It needs no network. Each part takes
+less than five minutes and has its own JSON in DIR; the same command runs those that are missing.
 """
 
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -24,6 +29,10 @@ from jaxlm.training.config import PretrainConfig
 class Arguments:
     """Check that this machine is ready to train."""
 
+    measure: Path | None = None
+    """Directory for measurements of this machine, which run in place of the checks."""
+    measure_size: Literal["full", "debug"] = "full"
+    """Sizes of the measured models. full: published ones, for a GPU. debug: toy ones, for any machine."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
@@ -47,6 +56,10 @@ def main() -> None:
         arguments, _ = command_line(ConfigArguments, PretrainConfig, program="doctor", description=__doc__)
     else:
         arguments, _ = command_line(Arguments, program="doctor", description=__doc__)
+    if getattr(arguments, "measure", None) is not None:
+        from jaxlm.evaluation.measurements import measure
+
+        sys.exit(0 if measure(arguments.measure, arguments.measure_size) else 1)
     sys.exit(0 if is_ready(arguments) else 1)
 
 
