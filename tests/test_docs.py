@@ -56,6 +56,7 @@ BEGINNINGS = (
     ("aot", "debug/gpt"),
     ("bench", "--model gpt1"),
     ("doctor", "debug/gpt"),
+    ("doctor", ""),
 )
 # Flags of scripts of launch/, which the tests in tests/launch run, of lm_eval, of pytest, and of XLA.
 OTHERS = {"--help", "--dry-run", "--spot", "--reserved", "--slices", "--retries", "--name", "--zone", "--project"}
