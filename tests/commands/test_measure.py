@@ -18,7 +18,8 @@ def test_toy_measurements_are_made_once(tmp_path):
     ended = run_here(*words)
     assert ended.code == 0, ended
     done = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "m").glob("*.json")}
-    assert {"attention", "loss_gpt", "resume", "finetune", "step_gpt1"} <= done.keys()
+    assert {"attention", "loss_gpt", "resume", "resume_deterministic", "finetune", "step_gpt1"} <= done.keys()
+    assert done["resume_deterministic"]["ok"]
     assert done["loss_gpt"]["ok"] and done["attention"]["ok"] and done["resume"]["first_different"] == []
     assert done["resume"]["killed_after"] >= 120 and done["finetune"]["metric"] == "accuracy"
     assert "--  estimate_gpt1              skipped: jaxlm.aot does not know the device cpu" in ended.output
