@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from toy import TOY
-from toy_runs import make_stores, pretrain_arguments, run_here
+from toy_runs import finetune_arguments, make_stores, make_task, pretrain_arguments, run_here
 
 from jaxlm.compiler import memory
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
@@ -162,3 +162,30 @@ def test_the_command_for_the_largest_batch_names_this_gpu(monkeypatch):
     assert "--largest-batch and --topology rtx3060 finds" in memory.largest_batch()
     device.device_kind = "NVIDIA RTX A6000"
     assert "--topology NAME finds" in memory.largest_batch()
+
+
+def test_a_fine_tuning_has_the_choice_that_was_found(tmp_path, monkeypatch):
+    """One that recomputes is tried before two micro-batches; a resumed run keeps it, and a flag replaces it.
+
+    A limit that only `full` keeps to with one micro-batch, by decree.
+    """
+    asked = []
+
+    def found(_, config, row, *__):
+        asked.append((config.micro_batches, config.execution.remat, row.ids.shape[-1]))
+        return program.CompiledTraining(object(), 0.5 if config.execution.remat == "full" else 2.0, 0.0)
+
+    monkeypatch.setattr(program, "memory_limit_gib", lambda: 1.0)
+    monkeypatch.setattr(program, "compile_training", found)
+    task, store = make_task(tmp_path / "task"), make_stores(tmp_path)[0]
+    toy = "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32".split()
+    given = ("--tokenizer", f"store:{store}", *toy, "--micro-batches", "auto")
+    arguments = finetune_arguments(tmp_path / "run", task, *given)
+    ended = run_here("finetune", *arguments, "--execution.remat", "auto")
+    assert ended.code == 0, ended.errors
+    assert [one[:2] for one in asked] == [(1, "none"), (1, "dots"), (1, "full")]
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["micro_batches"], saved["execution"]["remat"]) == (1, "full")
+    asked.clear()
+    assert run_here("finetune", *arguments, "--execution.remat", "auto").code == 0
+    assert [one[:2] for one in asked] == [(1, "full")]
