@@ -10,6 +10,7 @@ so. As `cudnn` was never run where this program is developed, each process compa
 it.
 """
 
+import contextlib
 import functools
 import logging
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import current_spec, with_axes
 from jaxlm.errors import RunError
+from jaxlm.host import installed
 from jaxlm.nn.config import Backend, Execution
 from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
 
@@ -223,13 +225,22 @@ def difference_from_xla(backend: Backend) -> float:
 def _cudnn_agrees() -> bool:
     """Return True if cuDNN's attention agrees with `xla` on this machine, or if programs are compiled for another one.
 
-    With several processes a difference is an error, as the others would run another program.
+    A machine compares them once for each GPU and versions, and remembers that they agree. With several processes a
+    difference is an error, as the others would run another program.
     """
     if jax.default_backend() != "gpu":
+        return True
+    packages = installed(("jaxlib", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"))
+    words = "-".join([jax.local_devices()[0].device_kind, *packages.values()]).replace(" ", "-")
+    agreed = devices.user_cache() / "attention" / words
+    if agreed.exists():
         return True
     with jax.ensure_compile_time_eval():  # a step is being traced
         difference = difference_from_xla("cudnn")
     if difference <= KERNEL_TOLERANCE:
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs the next comparison alone
+            agreed.parent.mkdir(parents=True, exist_ok=True)
+            agreed.write_text(f"{difference}\n")
         return True
     said = f"cudnn's outputs and gradients differ from xla's by {difference:.1e}"
     if jax.process_count() > 1:

@@ -203,8 +203,12 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
     assert why in caplog.text
 
 
-def cudnn_stand_in(monkeypatch, factor=1.0):
-    """Make cuDNN's attention plain XLA with its outputs times a factor, and this process one with a GPU."""
+def cudnn_stand_in(monkeypatch, cache, factor=1.0):
+    """Make cuDNN's attention plain XLA with its outputs times a factor, and this process one with a GPU.
+
+    cache: the user's folder of caches.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     plain = jax.nn.dot_product_attention
     asked = []
 
@@ -222,9 +226,12 @@ def cudnn_stand_in(monkeypatch, factor=1.0):
 @pytest.mark.parametrize(
     ("factor", "said"), [(1.0, "attention by cudnn"), (1.1, "attention by xla, not cudnn: cudnn's")]
 )
-def test_auto_compares_cudnn_with_xla_before_it_takes_it(monkeypatch, caplog, factor, said):
-    """In a traced step: the comparison runs at once, and a kernel that differs by a tenth is not taken."""
-    asked = cudnn_stand_in(monkeypatch, factor)
+def test_auto_compares_cudnn_with_xla_before_it_takes_it(monkeypatch, tmp_path, caplog, factor, said):
+    """In a traced step: the comparison runs at once, and a kernel that differs by a tenth is not taken.
+
+    The next process on the machine compares again only where they differed.
+    """
+    asked = cudnn_stand_in(monkeypatch, tmp_path, factor)
     qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
     with compiling_for("gpu"), caplog.at_level("INFO"):
         found = jax.jit(lambda *qkv: attend(*qkv, causal=True))(*qkv)
@@ -233,11 +240,16 @@ def test_auto_compares_cudnn_with_xla_before_it_takes_it(monkeypatch, caplog, fa
     expected = attend(*qkv, causal=True, backend="xla")
     np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.05, atol=0.05)
     transformer._cudnn_agrees.cache_clear()
+    asked.clear()
+    with compiling_for("gpu"):
+        assert transformer._cudnn_agrees() == (factor == 1.0)
+    assert bool(asked) == (factor != 1.0)
+    transformer._cudnn_agrees.cache_clear()
 
 
-def test_a_difference_of_cudnn_among_several_processes_is_an_error(monkeypatch):
+def test_a_difference_of_cudnn_among_several_processes_is_an_error(monkeypatch, tmp_path):
     """The other processes may have found none, and would run another program."""
-    cudnn_stand_in(monkeypatch, 1.1)
+    cudnn_stand_in(monkeypatch, tmp_path, 1.1)
     monkeypatch.setattr("jax.process_count", lambda: 2)
     qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
     with compiling_for("gpu"), pytest.raises(RunError, match="on process 0: set --execution.attention xla"):
