@@ -22,7 +22,7 @@ COMMANDS = {
     "show": "Show a store, runs, the batch of a step or a task",
     "report": "Write one HTML page that compares runs",
     "convert": "Import and export published models",
-    "aot": "Estimate the cost of a pretraining step on absent TPUs and GPUs",
+    "aot": "Estimate the cost of a step on absent TPUs and GPUs",
     "bench": "Measure one training step of a pretraining config",
     "doctor": "Check that this machine, or this pod, is ready to train",
 }

@@ -161,10 +161,11 @@ def _largest_batch(
             fitting = max(fitting, rows)
         else:
             refused = min(refused, rows)
-        of_others |= peaks
-        rows = _rounded(_predicted(of_others, limit) if len(of_others) > 1 else refused // 2)
+        known_peaks = peaks if len(peaks) > 2 else of_others | peaks
+        rows = _rounded(_predicted(known_peaks, limit) if len(known_peaks) > 1 else refused // 2)
         if not fitting < rows < refused:
             break
+    of_others |= peaks
     return fitting * share, peaks[fitting] if fitting else None
 
 
