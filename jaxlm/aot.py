@@ -180,8 +180,8 @@ def lines(whole: dict[str, Any]) -> list[str]:
     least = "≥ " if any(step["lower_bound"] for step in whole["steps"]) else ""
     if whole["days"] is not None:
         found.append(f"the whole run: {least}{whole['days']:.1f} days")
-    elif whole["needs_steps"] and all(step["step_milliseconds"] is not None for step in whole["steps"]):
-        found.append("the whole run: unknown, since num_epochs needs the store; --num-steps gives days")
+    elif whole["trains"] and all(step["step_milliseconds"] is not None for step in whole["steps"]):
+        found.append("the whole run: unknown, since num_epochs needs the data; --num-steps gives days")
     found.append(f"versions: {in_words(whole['versions'])}")
     if whole["calibration"]:
         found.append("calibration: the compiler's cycles for plain programs, and the chip's peak")

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from jaxlm import cuda
 from jaxlm.errors import RunError
+from jaxlm.host import installed
 
 SHARE = 0.92  # of the memory of an idle GPU; the rest is for CUDA's context and the workspaces of its libraries
 DEFAULT_SHARE = 0.75  # JAX's own
@@ -123,13 +123,8 @@ def print_memory_share() -> None:
 
 def library_versions(plugin: str) -> dict[str, str]:
     """Return the versions of the installed wheels with CUDA and cuDNN for a plugin, `cuda12` or `cuda13`."""
-    found = {}
-    for name, package in (("CUDA", _RUNTIMES[plugin]), ("cuDNN", _CUDNNS[plugin])):
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    packages = {_RUNTIMES[plugin]: "CUDA", _CUDNNS[plugin]: "cuDNN"}
+    return {packages[package]: version for package, version in installed(packages).items()}
 
 
 def foreign_libraries(path: str) -> list[str]:

@@ -26,6 +26,7 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.evaluation.measured_inputs import write_task, write_text
 from jaxlm.files import write_json
 from jaxlm.interop.peers import torch_sizes, write_bert
+from jaxlm.models import FAMILIES
 from jaxlm.models import SIZES as PUBLISHED
 from jaxlm.nn.config import Execution
 from jaxlm.training.config import PretrainConfig
@@ -33,7 +34,6 @@ from jaxlm.training.config import PretrainConfig
 Size = Literal["full", "debug"]
 SECONDS = 300  # of a part
 TOLERANCE = 1e-4  # relative difference of losses after one update, in float32
-FAMILIES = ("gpt", "bert", "transformer_xl", "character_transformer", "lstm", "awd_lstm")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ SIZES: dict[Size, Sizes] = {
         batch_size=32,
         length=128,
         resumed=("--model.width", "256", "--model.feed-forward-width", "1024", "--length", "256"),
-        families=FAMILIES,
+        families=tuple(FAMILIES),
         timed=(20, 5),
     ),
     "debug": Sizes(

@@ -185,7 +185,7 @@ def encode_texts(
             pieces.append(np.fromiter(chain.from_iterable(sequences), np.int32, int(lengths[row].sum())))
             row += 1
     labelled = bool(examples) and all(example.label is not None for example in examples)
-    labels = task.no_targets(len(examples))
+    labels = task.no_targets(len(examples), length)
     if labelled:
         labels[:] = [task.label_number(example.label) for example in examples]  # type: ignore[arg-type]
     groups = tuple(example.group for example in examples)

@@ -146,6 +146,8 @@ class Task:
     """The readers of the rows."""
     encode: ClassVar[Callable[..., "Encoded"]]
     """(examples, tokenizer, length, input_format, part) -> the examples as token sequences of at most `length`."""
+    no_targets: ClassVar[Callable[..., np.ndarray]]
+    """(count, length) -> the loss targets of `count` unlabelled rows of `length`; see `ExampleBatch.labels`."""
     parse_label: ClassVar[Callable[..., Any]]
     """(text) -> the label that a file spells so. Raises ValueError for an unknown one."""
     predicted: ClassVar[Callable[..., "Predicted"]]
@@ -180,10 +182,6 @@ class Task:
     def positive(self) -> str | None:
         """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
         return None
-
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
-        """Return the loss targets of unlabelled rows; see `ExampleBatch.labels`. length: of the rows."""
-        raise NotImplementedError
 
     def checked(self, splits: Mapping[str, "Split"], *, strict: bool = False) -> dict[str, "Split"]:
         """Return the splits without training rows whose labels do not fit. InputError with `strict` if any."""

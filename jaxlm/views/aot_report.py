@@ -17,7 +17,7 @@ from jaxlm.host import compilers
 from jaxlm.models import family_of
 from jaxlm.training.config import check_batches
 from jaxlm.training.program import REMATS, CompiledTraining, choices, first_that_fits, micro_batch_counts
-from jaxlm.views.aot_steps import FinetuningStep, PretrainingStep, Step
+from jaxlm.views.aot_steps import Step
 
 LENGTHS = (64, 128, 256, 320, 384, 512)  # of the table in the README of google-research/bert
 WITHOUT_RECOMPUTING = {"gpu": {"xla_disable_hlo_passes": "rematerialization"}, "tpu": {}}  # options of the compiler
@@ -52,7 +52,7 @@ def report(step: Step, where: Target) -> dict[str, Any]:
     steps = _estimates(step, where)
     whole = {"topology": where.name, "slices": where.slices, "chips": where.num_chips, "mesh": dict(mesh.shape)}
     whole |= {"device": where.word, "cost_model": where.cost_model}
-    whole["needs_steps"] = type(step) is PretrainingStep and not step.config.num_steps
+    whole["trains"] = step.trains
     whole |= steps[0] | {"fits": all(one["fits"] for one in steps), "days": _days(step, steps)}
     rates = [dataclasses.asdict(rate) for rate in calibration(where)]
     rounded = [rate | {"estimated": round(rate["estimated"], 1)} for rate in rates]
@@ -61,12 +61,9 @@ def report(step: Step, where: Target) -> dict[str, Any]:
 
 def _days(step: Step, steps: list[dict[str, Any]]) -> float | None:
     """Return the days of a whole run; None if its number of steps, or the time of one, is not known."""
-    speeds = [one["tokens_per_second"] for one in steps]
-    if not (step.trains and step.config.num_steps and all(speeds)):
+    tokens, speeds = step.tokens_of_run(), [one["tokens_per_second"] for one in steps]
+    if tokens is None or not all(speeds):
         return None
-    if isinstance(step, FinetuningStep):
-        return round(step.config.num_steps * step.tokens(step.config.length) / speeds[0] / 86400, 2)
-    tokens = [(phase.end_step - phase.first_step) * step.tokens(phase.length) for phase in reversed(step.phases)]
     return round(sum(count / speed for count, speed in zip(tokens, speeds, strict=True)) / 86400, 2)
 
 

@@ -1,5 +1,7 @@
 """The steps that `jaxlm.aot` compiles: of pretraining, of fine-tuning on a task, and of generation. No data is read."""
 
+import abc
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,26 +30,36 @@ STEPS = 1_000_000  # assumed for a run in epochs, as the number of steps depends
 
 
 @dataclass(frozen=True)
-class PretrainingStep:
-    """A step of pretraining."""
+class Step(abc.ABC):
+    """A step to compile. config: of its run. trains: True if it updates the parameters."""
 
     config: Any
     trains: ClassVar[bool] = True
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
-        """The phases of the run, the full length last."""
-        config = self.config
-        return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)
-
-    @property
     def lengths(self) -> list[int]:
         """The lengths of rows, the full one first."""
-        return [phase.length for phase in reversed(self.phases)]
+        return [self.config.length]
+
+    @abc.abstractmethod
+    def learner(self) -> Learner:
+        """Return the model and its training."""
+
+    @abc.abstractmethod
+    def row(self, length: int) -> Any:
+        """Return a batch of one empty row."""
+
+    @abc.abstractmethod
+    def tokens_of_run(self) -> list[int] | None:
+        """Return the tokens of a whole run at each of `lengths`; None if its number of steps is not known."""
+
+    def sides(self, length: int) -> tuple[int, ...]:
+        """Return the sides of the batch, whose product is the number of tokens of a step."""
+        return self.config.batch_size, length
 
     def tokens(self, length: int) -> int:
         """Return the tokens of a step."""
-        return int(self.config.batch_size * length)
+        return math.prod(self.sides(length))
 
     def flops(self, length: int) -> float:
         """Return the model's FLOPs in a step."""
@@ -55,17 +67,9 @@ class PretrainingStep:
 
     def title(self, length: int) -> str:
         """Return what a step computes, for the report."""
-        config = self.config
-        micro_batches = counted(config.micro_batches, "micro-batch", "micro-batches")
-        return f"{config.batch_size} x {length} tokens per step in {micro_batches}, remat {config.execution.remat}"
-
-    def learner(self) -> Learner:
-        """Return the model and its training."""
-        return make_pretraining(self.config, None)
-
-    def row(self, length: int) -> Any:
-        """Return a batch of one empty row."""
-        return program.empty_row(self.config, length)
+        micro_batches = counted(self.config.micro_batches, "micro-batch", "micro-batches")
+        sides = " x ".join(map(str, self.sides(length)))
+        return f"{sides} tokens per step in {micro_batches}, remat {self.config.execution.remat}"
 
     def compiled(self, length: int, mesh: Mesh, options: Mapping[str, Any]) -> CompiledTraining:
         """Compile the step for rows of a length. Nothing is allocated."""
@@ -73,22 +77,36 @@ class PretrainingStep:
 
 
 @dataclass(frozen=True)
-class FinetuningStep(PretrainingStep):
-    """A step of fine-tuning, with the longest rows of the task."""
+class PretrainingStep(Step):
+    """A step of pretraining."""
 
-    task: Task
+    @property
+    def _phases(self) -> tuple[Phase, ...]:
+        """The phases of the run, the full length first."""
+        config = self.config
+        return phases(config.data, length=config.length, num_steps=config.num_steps or STEPS)[::-1]
 
     @property
     def lengths(self) -> list[int]:
-        return [self.config.length]
+        return [phase.length for phase in self._phases]
 
-    def tokens(self, length: int) -> int:
-        return int(self.row(length).ids.size) * self.config.batch_size
+    def learner(self) -> Learner:
+        return make_pretraining(self.config, None)
 
-    def title(self, length: int) -> str:
-        sequences = self.row(length).ids.shape[1]
-        many = f"{self.config.batch_size} x {sequences} x {length}" if sequences > 1 else ""
-        return super().title(length).replace(f"{self.config.batch_size} x {length}", many, 1 if many else 0)
+    def row(self, length: int) -> Any:
+        return program.empty_row(self.config, length)
+
+    def tokens_of_run(self) -> list[int] | None:
+        if not self.config.num_steps:
+            return None
+        return [(phase.end_step - phase.first_step) * self.tokens(phase.length) for phase in self._phases]
+
+
+@dataclass(frozen=True)
+class FinetuningStep(Step):
+    """A step of fine-tuning, with the longest rows of the task."""
+
+    task: Task
 
     def learner(self) -> Learner:
         return make_task_learner(self.config, self.task)
@@ -96,19 +114,31 @@ class FinetuningStep(PretrainingStep):
     def row(self, length: int) -> Any:
         return empty_row(self.task, family_of(self.config.model).input_format, length)
 
+    def tokens_of_run(self) -> list[int] | None:
+        return [self.config.num_steps * self.tokens(self.config.length)] if self.config.num_steps else None
+
+    def sides(self, length: int) -> tuple[int, ...]:
+        sequences = self.row(length).ids.shape[1]
+        return (self.config.batch_size, *((sequences,) if sequences > 1 else ()), length)
+
 
 @dataclass(frozen=True)
-class DecodingStep(PretrainingStep):
+class DecodingStep(Step):
     """A step of generation: a token for each row, with a cache of the tokens before it."""
 
     trains: ClassVar[bool] = False
 
-    @property
-    def lengths(self) -> list[int]:
-        return [self.config.length]
+    def learner(self) -> Learner:
+        return make_pretraining(self.config, None)
 
-    def tokens(self, length: int) -> int:
-        return int(self.config.batch_size)
+    def row(self, length: int) -> Any:
+        return program.empty_row(self.config, length)
+
+    def tokens_of_run(self) -> list[int] | None:
+        return None
+
+    def sides(self, length: int) -> tuple[int, ...]:
+        return (self.config.batch_size,)
 
     def flops(self, length: int) -> float:
         return self.tokens(length) * build(self.config.model).forward_flops_per_token(length)
@@ -129,9 +159,6 @@ class DecodingStep(PretrainingStep):
             return Sampler(CachedModel(model, None)).lowered(params, config.batch_size, length)
 
         return compile_if_it_fits(lowered, mesh, options)
-
-
-Step = PretrainingStep | FinetuningStep | DecodingStep
 
 
 def step_of(

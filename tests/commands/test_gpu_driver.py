@@ -37,7 +37,8 @@ def driver(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(readiness, "prepare_process", lambda: None)
     monkeypatch.setattr(nvidia.cuda, "installed", lambda: ["cuda12"])
-    monkeypatch.setattr(nvidia, "version", lambda package: {"nvidia-cudnn-cu12": "9.10.2.21"}.get(package, "12.9.79"))
+    versions = {"nvidia-cudnn-cu12": "9.10.2.21"}
+    monkeypatch.setattr(nvidia, "installed", lambda packages: {one: versions.get(one, "12.9.79") for one in packages})
     return install
 
 
@@ -74,7 +75,7 @@ def test_an_old_cudnn_is_reported(driver, monkeypatch):
     """Fails when 9.10 counts as older than 9.8, or 9.7 is accepted."""
     driver(WORKSTATION.format(used=2))
     assert not reported("driver")
-    monkeypatch.setattr(nvidia, "version", lambda package: "9.7.1.26")
+    monkeypatch.setattr(nvidia, "installed", lambda packages: dict.fromkeys(packages, "9.7.1.26"))
     assert "need cuDNN 9.8 or newer, got 9.7.1.26: pip install -U nvidia-cudnn-cu12" in reported("driver")[0]
 
 

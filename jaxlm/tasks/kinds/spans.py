@@ -213,7 +213,7 @@ class Spans(Task):
     fixed_outputs = 2  # a start and an end
     of_tokens = of_windows = is_ranked = True
 
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+    def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return zeros, int32 (count, 2): the answer is at CLS."""
         return np.zeros((count, 2), np.int32)
 

@@ -198,7 +198,7 @@ class Tagging(Task):
     predicted = predict_tags
     of_tokens = has_weights = True
 
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+    def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return -1 for each token, int32 (count, length): no token has a tag."""
         return np.full((count, length), -1, np.int32)
 

@@ -106,7 +106,7 @@ class TextTask(Task):
         """Return the loss target: the number of the class or choice."""
         return self._numbers[0][str(label)]
 
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+    def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return zeros, int32 (count,)."""
         return np.zeros(count, np.int32)
 
@@ -256,7 +256,7 @@ class Regression(TextTask):
         """Return the standardized score."""
         return (float(label) - self.mean) / self.deviation
 
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+    def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return zeros, float32 (count,)."""
         return np.zeros(count, np.float32)
 
@@ -326,7 +326,7 @@ class LabelSets(TextTask):
         """Return 1 for each label that is given, else 0."""
         return [float(name in label) for name in self.labels]
 
-    def no_targets(self, count: int, length: int = 0) -> np.ndarray:
+    def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return zeros, float32 (count, labels)."""
         return np.zeros((count, len(self.labels)), np.float32)
 
