@@ -158,7 +158,7 @@ def _largest_batch(
             fitting = max(fitting, rows)
         else:
             refused = min(refused, rows)
-        known_peaks = peaks if len(peaks) > 2 else of_others | peaks
+        known_peaks = peaks if len(peaks) > 1 else of_others | peaks
         rows = _rounded(_predicted(known_peaks, limit) if len(known_peaks) > 1 else refused // 2)
         if not fitting < rows < refused:
             break
