@@ -28,7 +28,7 @@ NAMES = {name for f in FAMILIES.values() for name in (build(f.config()).arithmet
 # Fields of the configs of some families, and parameters of their models.
 FIELDS = {name for f in FAMILIES.values() for name in f.config.__dataclass_fields__}
 FIELDS -= set.intersection(*({*f.config.__dataclass_fields__} for f in FAMILIES.values()))
-PARAMETERS = {name for f in FAMILIES.values() for name in (f.layers, f.pooler) if name}
+PARAMETERS = {name for f in FAMILIES.values() for name in (*f.stacks, f.pooler) if name}
 CLASSES_OF_KINDS = {task.__name__ for task in KINDS.values()} | {
     "SpanExample",
     "TaggedSentence",

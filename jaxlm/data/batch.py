@@ -23,6 +23,8 @@ class Batch:
     begins: bool (B,), True if the row begins with an empty carry: the first of its stream, and rows sampled with
     `reset_probability`. None unless the layout is streams.
     mask_seeds: uint32 (B, 2), seeds of the masks of each row. None if the objective masks nothing.
+    source, source_segments: int32 (B, S), what an encoder-decoder's encoder reads, and its segments, which are numbered
+    like those of the row; None without an encoder, and without segments if each source is full.
     """
 
     ids: Array
@@ -32,6 +34,8 @@ class Batch:
     weights: Array
     begins: Array = None
     mask_seeds: Array = None
+    source: Array = None
+    source_segments: Array = None
 
 
 def empty_batch(rows: int, length: int) -> Batch:

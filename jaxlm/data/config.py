@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from jaxlm.data.layouts.packed import Packed
 from jaxlm.data.layouts.pairs import SentencePairs
+from jaxlm.data.layouts.spans import Spans
 from jaxlm.data.layouts.streams import LONGER, Streams
 from jaxlm.data.layouts.windows import Windows
 from jaxlm.errors import InputError
@@ -20,13 +21,14 @@ __all__ = [
     "DataConfig",
     "Packed",
     "SentencePairs",
+    "Spans",
     "Streams",
     "Windows",
     "check_carries",
     "check_order",
 ]
 
-DataConfig = Windows | Packed | SentencePairs | Streams
+DataConfig = Windows | Packed | SentencePairs | Streams | Spans
 
 # Dataclass of each layout.
 MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typing.get_args(DataConfig)}

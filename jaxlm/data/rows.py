@@ -87,7 +87,7 @@ class TrainingRows:
 
     def inputs(self, steps: int) -> int:
         """Return the slots of one row of the batch in the first `steps` steps."""
-        return steps * self.length
+        return steps * self._data.row_tokens(self.length)
 
     def description(self) -> str | None:
         """Return one line on the rows for logs, or None if there is nothing to say."""

@@ -164,14 +164,15 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
         config.check()
         return config, None, [_random_batch(config)]
     stores = [open_store(path) for path in config.data.store]
-    config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
+    tokenizer = config.data.with_special_tokens(stores[0].tokenizer())
+    config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
     config.check()
     steps = arguments.warmup + arguments.steps
     masked = config.objective.kind == "masked_lm"
     reading = Reading(stores, config.length, config.batch_size, config.seed, masked=masked)
     rows = phased_rows(config.data, reading, steps)
     batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
-    return config, stores[0].tokenizer(), batches
+    return config, tokenizer, batches
 
 
 def _random_batch(config: PretrainConfig) -> Any:

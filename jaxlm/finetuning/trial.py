@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxlm.inference.prediction import make_predict_step, predict_split
+from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
 from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
@@ -186,7 +187,7 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
         return fresh, []
     layers, fresh_names = config.transfer_layers, ["head/.*", "batch_stats/.*"]
     if config.reinit_layers:
-        layers = config.model.num_layers - config.reinit_layers
+        layers = family_of(config.model).num_layers(config.model) - config.reinit_layers
         fresh_names.append("backbone/pooler/.*")
     fresh_names += fresh_pooler(context.source, fresh)
     family = programs.program.learner.model.family

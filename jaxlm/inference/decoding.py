@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.errors import InputError
-from jaxlm.models.model import Inputs, Model
+from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.text import Tokenizer
 from jaxlm.wording import counted
 
@@ -28,22 +28,26 @@ class Prompt(NamedTuple):
     """A prompt to continue.
 
     ids: at least one. length: the maximum number of new tokens. number: the index of the prompt among several, a seed
-    of the sampling.
+    of the sampling. source: the tokens that an encoder-decoder's encoder reads.
     """
 
     ids: Ids
     length: int
     number: int = 0
+    source: Ids = ()
 
 
 class Padded(NamedTuple):
     """Prompts of several rows. ids_BP: int32, padded. lengths_B: int32, their lengths. seen_BV: True for the ids of a
-    prompt, with what its window leaves out; None without a repetition penalty.
+    prompt, with what its window leaves out; None without a repetition penalty. source_BS, source_lengths_B: the sources
+    and their lengths, or None.
     """
 
     ids_BP: Any
     lengths_B: Any
     seen_BV: Any
+    source_BS: Any = None
+    source_lengths_B: Any = None
 
 
 class Rows(NamedTuple):
@@ -110,9 +114,11 @@ class CachedModel:
 
     def check(self, prompt: Prompt, name: str = "a prompt") -> None:
         """Raise InputError if prompt and continuation have more positions than may be used."""
-        ids, length, _ = prompt
+        ids, length = prompt.ids, prompt.length
         if not ids:
             raise ValueError("prompt must have at least one token")
+        if self.model.has_source and not prompt.source:
+            raise InputError(f"the source of {name} must not be empty; give a text to read")
         if length < 1:
             raise InputError(f"length must be above 0, got {length}")
         if len(ids) + length > self.positions and not self.sliding:
@@ -150,7 +156,15 @@ class CachedModel:
             if seen_BV is not None:
                 seen_BV[row, list(prompts[row].ids)] = True
         most = max(len(ids) + prompt.length for ids, prompt in zip(windows, prompts, strict=True))
-        return Padded(ids_BP, lengths_B, seen_BV), self._bucket(most)
+        found = Padded(ids_BP, lengths_B, seen_BV)
+        if self.model.has_source:
+            sources = [prompt.source for prompt in prompts]
+            lengths = np.array([len(source) for source in sources], np.int32)
+            source_BS = np.zeros((len(prompts), self._bucket(lengths.max())), np.int32)
+            for row, source in enumerate(sources):
+                source_BS[row, : len(source)] = source
+            found = found._replace(source_BS=source_BS, source_lengths_B=lengths)
+        return found, self._bucket(most)
 
     def prefill(
         self, params: Any, padded: Padded, made: jax.Array | int = 0, *, room: int, copies: int
@@ -160,12 +174,16 @@ class CachedModel:
         made: the number of tokens at the end of each prompt that are new.
         """
         model, dtype = self.model, self.model.execution.compute_dtype()
-        ids_BP, lengths_B, seen_BV = padded
+        ids_BP, lengths_B, seen_BV, source_BS, source_lengths_B = padded
         batch, length = ids_BP.shape
         positions_BP = jnp.broadcast_to(jnp.arange(length), ids_BP.shape)
         real_BP = positions_BP < lengths_B[:, None]
         carry = model.decoding_carry(batch, room, dtype)
-        outputs = model(params, Inputs(ids_BP, positions_BP, real_BP.astype(jnp.int32)), carry)
+        inputs = Inputs(ids_BP, positions_BP, real_BP.astype(jnp.int32))
+        if source_BS is not None:
+            real_BS = jnp.arange(source_BS.shape[1]) < source_lengths_B[:, None]
+            inputs = inputs._replace(source=source_inputs(source_BS, real_BS.astype(jnp.int32)))
+        outputs = model(params, inputs, carry)
         last_BD = jnp.take_along_axis(outputs.states, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
         logits_BV = self._logits(params, last_BD, outputs.output)
         if seen_BV is not None:
@@ -214,7 +232,8 @@ class CachedModel:
 
 def filled(prompts: Sequence[Prompt], rows: int) -> list[Prompt]:
     """Return prompts, at least one, and short ones after them up to `rows`, so that all batches have one shape."""
-    return [*prompts, *[Prompt(prompts[0].ids[:1], 1)] * (rows - len(prompts))]
+    short = Prompt(prompts[0].ids[:1], 1, source=prompts[0].source[:1])
+    return [*prompts, *[short] * (rows - len(prompts))]
 
 
 def length_bucket(length: int, longest: int, *, smallest: int) -> int:

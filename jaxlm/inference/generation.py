@@ -311,7 +311,7 @@ def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
     """
     if not every:
         return
-    config, tokenizer = planned.config, planned.stores[0].tokenizer()
+    config, tokenizer = planned.config, planned.tokenizer
     model = build(config.model, for_reading(config.execution))
     if not model.is_causal:
         raise _of_an_encoder(every)

@@ -17,7 +17,8 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import use_mesh, whole_to_devices
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, run
-from jaxlm.models.model import Inputs, Model
+from jaxlm.models.family import UNLIMITED
+from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.text import Tokenizer
 from jaxlm.training.step import first_carry
 from jaxlm.training.validation import divide
@@ -29,10 +30,14 @@ _LOGITS = 1 << 26  # logits in memory at a time
 
 
 class Scored(NamedTuple):
-    """A sequence to score: the tokens from index `first` on, each given all tokens before it."""
+    """A sequence to score: the tokens from index `first` on, each given all tokens before it.
+
+    source: the tokens that an encoder-decoder's encoder reads.
+    """
 
     ids: Sequence[int]
     first: int = 1
+    source: Sequence[int] = ()
 
 
 class Score(NamedTuple):
@@ -219,7 +224,7 @@ def _chunks(scored: Scored, longest: int) -> Iterator[Scored]:
     while first < len(ids):
         end = min(len(ids), longest + 1 if not end else first + longest - longest // 2)
         begin = max(0, end - longest - 1)
-        yield Scored(ids[begin:end], first - begin)
+        yield Scored(ids[begin:end], first - begin, scored.source)
         first = end
 
 
@@ -246,6 +251,11 @@ def _padded(lines: Sequence[Sequence[Scored]], batch_size: int, length: int, sco
             targets[row] += chunk.ids[chunk.first :]
     parts = (ids, positions, segments) if packs else (ids, positions)
     inputs = Inputs(*(padded(part, batch_size, length) for part in parts))
+    if longest := max((len(chunk.source) for line in lines for chunk in line), default=0):  # one chunk per line
+        sources = [line[0].source for line in lines]
+        real = [[1] * len(source) for source in sources]
+        slots = batch_length(longest, UNLIMITED)
+        inputs = inputs._replace(source=source_inputs(*(padded(part, batch_size, slots) for part in (sources, real))))
     return _Batch(inputs, *(padded(part, batch_size, scored) for part in (where, targets)))
 
 

@@ -94,14 +94,16 @@ class Sampler:
         params: those of `for_inference`, as jax.ShapeDtypeStruct. The mesh, if any, must be in use.
         """
 
-        def of_rows():
-            model = self.cached.model
-            lengths_R, ids_R = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32)
-            carry = model.decoding_carry(rows, room, model.execution.compute_dtype())
-            seeds = _keys(self.seed, np.arange(rows, dtype=np.uint32), 1), lengths_R
-            return Rows(carry, lengths_R, None), ids_R, jnp.int32(0), seeds
+        prompts = [Prompt([0], 1, source=[0] * room)] * rows
+        padded, _ = self.cached.padded(prompts)
 
-        return self._next.lower(params, *jax.eval_shape(of_rows))
+        def of_rows(params):
+            lengths_R, ids_R = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32)
+            _, begun = self.cached.prefill(params, padded, room=room, copies=1)
+            seeds = _keys(self.seed, np.arange(rows, dtype=np.uint32), 1), lengths_R
+            return begun, ids_R, jnp.int32(0), seeds
+
+        return self._next.lower(params, *jax.eval_shape(of_rows, params))
 
     def _tokens(self, prompts, samples):
         cached, end = self.cached, self.cached.end
@@ -199,7 +201,8 @@ class BeamSearch:
 
     def _next_extensions(self, params, rows, parents_R, ids_R, scores_BK, made):
         """Add `ids_R` to the rows `parents_R`, which have `made` new tokens."""
-        carry = jax.tree.map(lambda leaf: jnp.take(leaf, parents_R, axis=1), rows.carry)
+        model = self.cached.model
+        carry = model.arithmetic.reordered(rows.carry, lambda leaf: jnp.take(leaf, parents_R, axis=1))
         seen_RV = None if rows.seen_BV is None else rows.seen_BV[parents_R]
         logits_RV, rows = self.cached.step(params, Rows(carry, rows.lengths_B, seen_RV), ids_R, made)
         return self._best(logits_RV, rows, scores_BK, made + 1), rows
@@ -255,7 +258,8 @@ def _texts(prompts: Sequence[Prompt], samples: int, past: Sequence[np.ndarray]) 
     new = np.stack(past, axis=1).tolist()
     rows = [prompt for prompt in prompts for _ in range(samples)]
     return [
-        Prompt([*row.ids, *ids], max(row.length - len(ids), 1), row.number) for row, ids in zip(rows, new, strict=True)
+        row._replace(ids=[*row.ids, *ids], length=max(row.length - len(ids), 1))
+        for row, ids in zip(rows, new, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from jaxlm.ranges import checked
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
 DEFAULT_WINDOW = 2048  # its longest window of a text that is split, as in the harness's Hugging Face backend
 
-Sees = Literal["left", "both"]
+Sees = Literal["left", "both", "source"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FamilyConfig:
     def check(self) -> None:
         """Raise InputError for sizes and rates that no model can have."""
         config: Any = checked(self, "model")
-        if config.width % (heads := getattr(config, "num_heads", 1)):
+        if not hasattr(config, "head_width") and config.width % (heads := getattr(config, "num_heads", 1)):
             raise InputError(
                 f"model.width must be divisible by model.num_heads {heads}, got {config.width}; change one"
             )
@@ -41,19 +41,20 @@ class Family:
     """A model family: its properties for the rest of the program.
 
     config: its dataclass, whose `kind` is the family's name. title: a noun phrase for messages. role: whether its
-    models continue a text, or read one that has CLS, SEP and MASK. input_format: the arrangement of task examples.
-    sizes: the published configs by name, the default one first. finetuning_rate: the published learning rate of
-    fine-tuning, for tasks without one of their own; by default GPT-1's (section 4.1).
+    models continue a text, read one that has CLS, SEP and MASK, or write one that depends on another. input_format: the
+    arrangement of task examples. sizes: the published configs by name, the default one first. finetuning_rate: the
+    published learning rate of fine-tuning, for tasks without one of their own; by default GPT-1's (section 4.1).
     """
 
     config: type
     title: str
     sizes: Mapping[str, Any]
-    role: Literal["decoder", "encoder"] = "decoder"
+    role: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
     input_format: Literal["gpt1", "bert"] = "gpt1"
     finetuning_rate: float = 6.25e-5
     sees: Callable[[Any], Sees] = lambda config: "left"
-    """config -> the tokens that a state depends on besides its own: those on its left, or all of its sequence."""
+    """config -> the tokens that a state depends on besides its own: those on its left, all of its sequence, or those on
+    its left and a whole source, which another stack reads (`Inputs.source`)."""
     objectives: Callable[[Any], tuple[str, ...]] = lambda config: ("language_model",)
     """config -> the pretraining objectives that train a model."""
     layouts: tuple[str, ...] = ("windows", "packed", "streams")
@@ -70,10 +71,11 @@ class Family:
     """The fields of the config that an evaluation may change, as no parameter depends on them."""
     keeps_output_layer: bool = True
     """True if a fine-tuned model has the output layer of pretraining; False if the task's head replaces it."""
-    layers: str | None = "blocks"
-    """The name of the parameters whose leaves have a leading axis of layers; None: no such parameters."""
+    stacks: Mapping[str, str] = field(default_factory=lambda: {"blocks": "num_layers"})
+    """The parameters whose leaves have a leading axis of layers, from the input to the output: their name, and the
+    field of the config with the number of layers. Empty: no such parameters."""
     layer_name: Callable[[int], str] = "layer_{}".format
-    """The name of the parameters of a layer, counted from 0, where `layers` is None."""
+    """The name of the parameters of a layer, counted from 0, where there are no `stacks`."""
     embeddings: str = "embeddings"
     """The name of the parameters below the first layer."""
     pooler: str | None = None
@@ -98,6 +100,11 @@ class Family:
     def is_encoder(self) -> bool:
         """True if its models read texts that have CLS, SEP and MASK."""
         return self.role == "encoder"
+
+    def num_layers(self, config: Any) -> int:
+        """Return the number of layers of a model, those of all stacks together."""
+        fields = self.stacks.values() or ("num_layers",)
+        return sum(getattr(config, name) for name in fields)
 
     def num_segments(self, config: Any) -> int:
         """Return the number of segments of a pair that a model tells apart."""

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxlm.models.family import Family
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import fold
+from jaxlm.nn.output import Penalty
 
 
 class Inputs(NamedTuple):
@@ -24,7 +26,8 @@ class Inputs(NamedTuple):
 
     ids, positions: int32 (B, L). segments: int32 (B, L), the sequences of a packed row numbered from 1, 0 is padding;
     None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
-    all 0. Families without segment embeddings ignore them.
+    all 0. Families without segment embeddings ignore them. source: the rows (B, S) that an encoder-decoder's encoder
+    reads; None: a model without a source, or a decoding step, whose carry has what it needs of the source.
 
     Example:
       >>> inputs = jaxlm.Inputs(ids=[[5, 6, 7]], positions=[[0, 1, 2]])
@@ -36,6 +39,13 @@ class Inputs(NamedTuple):
     positions: jax.Array
     segments: jax.Array | None = None
     token_type_ids: jax.Array | None = None
+    source: "Inputs | None" = None
+
+
+def source_inputs(ids_BS: Any, segments_BS: Any = None) -> Inputs:
+    """Return rows of tokens for an encoder, whose positions are counted from the first slot."""
+    positions_BS: Any = np.broadcast_to(np.arange(ids_BS.shape[1], dtype=np.int32), ids_BS.shape)
+    return Inputs(ids_BS, positions_BS, segments_BS)
 
 
 class Outputs(NamedTuple):
@@ -68,11 +78,19 @@ class OutputLayer(Protocol):
         """Return float32 scores (…, V) of states (…, D). output: `Outputs.output`."""
 
     def loss(
-        self, params: Any, states: jax.Array, output: Any, targets: jax.Array, weights: jax.Array, chunks: int = 0
-    ) -> tuple[jax.Array, jax.Array]:
+        self,
+        params: Any,
+        states: jax.Array,
+        output: Any,
+        targets: jax.Array,
+        weights: jax.Array,
+        chunks: int = 0,
+        penalty: Penalty | None = None,
+    ) -> tuple[jax.Array, ...]:
         """Return the sums of weighted negative log-likelihoods (nats) and of weighted correct predictions.
 
         states: (B, M, D); targets, weights: (B, M). chunks: number of chunks for the logits; 0: chosen automatically.
+        penalty: see `projected_cross_entropy`, whose three sums are returned then.
         """
 
 
@@ -96,6 +114,9 @@ class Arithmetic:
     """Like initial_carry, but for evaluation, where keys and values can be cached. Default: initial_carry."""
     decoding_carry: Callable[[Any, int, int, Any], Any] = lambda config, rows, length, dtype: None
     """(config, rows, length, dtype) -> the carry of a decoder with room for `length` tokens; leaves as above."""
+    reordered: Callable[[Any, Callable[[jax.Array], jax.Array]], Any] = lambda carry, take: jax.tree.map(take, carry)
+    """(carry, take) -> the decoding carry whose rows are others of the same text; take: returns a leaf with these rows.
+    Leaves that are the same for all rows of a text need not be taken."""
     next_sentence_head: Callable[[Any], nn.Module] | None = None
     """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
 
@@ -134,6 +155,11 @@ class Model:
         """True if a state depends only on its own token and those before it."""
         return self.family.sees(self.config) == "left"
 
+    @property
+    def has_source(self) -> bool:
+        """True if a state depends on a source, another sequence (`Inputs.source`)."""
+        return self.family.sees(self.config) == "source"
+
     def stream_carry(self, rows: int, *, cached: bool = False) -> Any:
         """Return the carry before the first token of `rows` rows of streams; None for a model without one.
 
@@ -155,8 +181,12 @@ class Model:
 
     def init(self, key: jax.Array) -> Any:
         """Return fresh parameters of the backbone, boxed with their logical axes."""
+        return self.module.init(key, self.example_inputs())["params"]
+
+    def example_inputs(self) -> Inputs:
+        """Return one row of one token, with a source if the model has one."""
         ids = jnp.zeros((1, 1), jnp.int32)
-        return self.module.init(key, Inputs(ids, ids))["params"]
+        return Inputs(ids, ids, source=Inputs(ids, ids) if self.has_source else None)
 
     def __call__(
         self, params: Any, inputs: Inputs, carry: Any = None, *, key: jax.Array | None = None, layers: bool = False
@@ -197,23 +227,25 @@ class Model:
         over 384 tokens and half of a decoding step. Elsewhere, on several devices, and in a loop over layers the
         parameters are returned unchanged. Both copies of the layers are in memory while the caller keeps them.
         """
-        name, backbone = self.family.layers, params["backbone"]
-        if name is None or isinstance(backbone[name], tuple):
-            return params
-        leaves = jax.tree.leaves(backbone[name])
-        layers = len(leaves[0])
+        backbone = params["backbone"]
+        stacks = {name: backbone[name] for name in self.family.stacks if not isinstance(backbone[name], tuple)}
+        leaves, layers = (
+            jax.tree.leaves(stacks),
+            {name: len(jax.tree.leaves(stack)[0]) for name, stack in stacks.items()},
+        )
         devices = {device for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-        if len(devices) != 1 or devices.pop().platform != "cpu" or self.execution.layers_per_iteration(layers) < layers:
+        if len(devices) != 1 or devices.pop().platform != "cpu":
             return params
-        return {**params, "backbone": {**backbone, name: _split(backbone[name], layers)}}
+        if any(self.execution.layers_per_iteration(count) < count for count in layers.values()):
+            return params
+        split = {name: _split(stack, layers[name]) for name, stack in stacks.items()}
+        return {**params, "backbone": {**backbone, **split}}
 
     def _stacked(self, backbone: Any) -> Any:
         """Return parameters of the backbone as the module reads them. See `by_layer`."""
-        name = self.family.layers
-        if name is None or not isinstance(backbone[name], tuple):
-            return backbone
+        split = {name: backbone[name] for name in self.family.stacks if isinstance(backbone[name], tuple)}
         # With all layers unrolled, XLA removes this together with the slices that follow.
-        return {**backbone, name: jax.tree.map(lambda *leaves: jnp.stack(leaves), *backbone[name])}
+        return {**backbone, **{name: _joined(layers) for name, layers in split.items()}}
 
     def pool(self, params: Any, states: jax.Array) -> jax.Array:
         """Return the pooled representation (…, D) of sequences from the states (…, D) of their first tokens."""
@@ -224,9 +256,12 @@ class Model:
         """Return float32 scores (…, V) over the vocabulary. See `OutputLayer`."""
         return self.output_layer.logits(params, states, output)
 
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and correct predictions. See `OutputLayer`."""
-        return self.output_layer.loss(params, states, output, targets, weights, chunks)
+    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, *how: Any):
+        """Return the weighted sums of negative log-likelihoods (nats) and correct predictions. See `OutputLayer`.
+
+        how: chunks and penalty.
+        """
+        return self.output_layer.loss(params, states, output, targets, weights, *how)
 
     def flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a training step per token. See `Arithmetic`."""
@@ -235,6 +270,10 @@ class Model:
     def forward_flops_per_token(self, length: int, predicted: float | None = None) -> float:
         """Return the FLOPs of a forward pass per token, a third of those of a training step."""
         return self.flops_per_token(length, predicted) / 3
+
+
+def _joined(layers: tuple[Any, ...]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -118,6 +118,25 @@ class LayerNorm(nn.Module):
         return ((x_32 - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
 
 
+class RMSNorm(nn.Module):
+    """Division of the last axis by the root of its mean square, then a scale; the input's dtype is kept.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", with_axes(nn.initializers.ones_init(), ("norm",)), (x.shape[-1],))
+        if _sums_in_stages(x.shape):
+            scale = _over_rows(scale, x.shape)
+        x_32 = x.astype(jnp.float32)
+        return (x_32 * jax.lax.rsqrt(jnp.mean(jnp.square(x_32), axis=-1, keepdims=True) + self.eps) * scale).astype(
+            x.dtype
+        )
+
+
 EPS, MOMENTUM = 1e-5, 0.1  # of batch norms, PyTorch's
 STATISTICS, SUMS = "batch_stats", "batch_sums"  # Flax collections of batch norms
 
@@ -208,21 +227,21 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def project(x: jax.Array, kernel: jax.Array, bias: jax.Array, names: Names, execution: Execution) -> jax.Array:
-    """Return `linear` with a parameter: kernel (D, F) float32 with the logical axes `names`, in the compute dtype."""
+def project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, names: Names, execution: Execution) -> jax.Array:
+    """Return `linear` with parameters: kernel (D, F) float32 with the logical axes `names`, in the compute dtype."""
     return linear(x, gathered(kernel, x.dtype, names), bias)
 
 
 def _project_fwd(x, kernel, bias, names: Names, execution: Execution):
-    return project.fun(x, kernel, bias, names, execution), (x, kernel)
+    return project.fun(x, kernel, bias, names, execution), (x, kernel, bias is None)
 
 
 def _project_bwd(names: Names, execution: Execution, residuals, dy):
-    x, kernel = residuals
+    x, kernel, without_bias = residuals
     x_TD, dy_TF = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     dx = jnp.dot(dy_TF, gathered(kernel, x.dtype, names).T).reshape(x.shape)
     dkernel = jnp.dot(x_TD.T, dy_TF, preferred_element_type=execution.gradient_dtype())
-    return dx, summed(dkernel, kernel.dtype, names), sum_of_rows(dy)
+    return dx, summed(dkernel, kernel.dtype, names), None if without_bias else sum_of_rows(dy)
 
 
 project.defvjp(_project_fwd, _project_bwd)

@@ -35,24 +35,40 @@ from jaxlm.nn.layers import embed, gathered, linear, summed
 _TABLE, _PROJECTION = ("vocabulary", "width"), ("width", "whole_width")  # axes
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def projected_cross_entropy(h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None):
+class Penalty(NamedTuple):
+    """Additions to the loss of a target y under the logits x, with log Z = logsumexp(x).
+
+    z_loss: coefficient of (log Z)^2, which keeps the logits near 0 (mesh_tensorflow/transformer/transformer.py:712; T5:
+    1e-4). label_smoothing: fraction e of the target that is distributed over the V ids, as in PyTorch's
+    CrossEntropyLoss: the loss is log Z - (1 - e) x_y - e mean(x).
+    """
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 6))
+def projected_cross_entropy(
+    h_BLD, table_VD, targets_BL, weights_BL, chunks: int = 1, bias_V=None, penalty: Penalty | None = None
+) -> tuple[jax.Array, ...]:
     """Return the sums of weighted negative log-likelihoods (nats) and of weighted hits, of softmax(h table^T + bias).
 
+    With a penalty they are the sums of the penalized loss, of the hits, and of the negative log-likelihoods, which
+    carry no gradient then.
     h_BLD is in the compute dtype, as are the products with table_VD; table_VD, bias_V (None: 0), logits, softmax and
     sums are float32. The length is split into `chunks` equal chunks, and only one chunk's logits exist at a time. The
     gradient is exact: it is computed chunk by chunk together with the loss, so nothing is computed twice. Hits (the
     target has the highest logit) carry no gradient.
     """
-    (nll, hits), _ = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, gradient=False)
-    return nll, hits
+    sums, _ = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, penalty, gradient=False)
+    return sums
 
 
-def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradient: bool):
+def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, penalty: Penalty | None, gradient: bool):
     words_VD = gathered(table_VD, h_BLD.dtype, _TABLE)  # once, not in every chunk
 
     def chunk(carry, inputs):
-        nll, hits, dtable, dbias = carry
+        nll, hits, *plain, dtable, dbias = carry
         h_BCD, targets_BC, weights_BC = inputs
         h_TD, targets_T, weights_T = h_BCD.reshape(-1, h_BCD.shape[-1]), targets_BC.reshape(-1), weights_BC.reshape(-1)
         logits_TV = _logits(h_TD, words_VD, bias_V)
@@ -66,13 +82,23 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
                 shift_T, total_T = _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T)
             else:
                 shift_T, total_T = peak_T, jnp.sum(jnp.exp(logits_TV - peak_T[:, None]), axis=-1)
-        nll += jnp.sum(weights_T * (jnp.log(total_T) + shift_T - right_T))
+        if penalty is None:
+            nll += jnp.sum(weights_T * (jnp.log(total_T) + shift_T - right_T))
+        else:
+            log_z_T = jnp.log(total_T) + shift_T
+            nll += jnp.sum(weights_T * _penalized(log_z_T, right_T, logits_TV, penalty))
+            plain = [plain[0] + jnp.sum(weights_T * (log_z_T - right_T))]
         hits += jnp.sum(weights_T * (right_T >= peak_T))
         if not gradient:
-            return (nll, hits, dtable, dbias), None
+            return (nll, hits, *plain, dtable, dbias), None
         one_hot_TV = jnp.arange(table_VD.shape[0])[None, :] == targets_T[:, None]
         exp_TV = jnp.exp(logits_TV - shift_T[:, None])
-        dlogits_TV = exp_TV * (weights_T / total_T)[:, None] - jnp.where(one_hot_TV, weights_T[:, None], 0.0)
+        if penalty is None:
+            dlogits_TV = exp_TV * (weights_T / total_T)[:, None] - jnp.where(one_hot_TV, weights_T[:, None], 0.0)
+        else:
+            scaled_T = weights_T * (1.0 + 2.0 * penalty.z_loss * log_z_T) / total_T
+            even, right = penalty.label_smoothing / table_VD.shape[0], 1.0 - penalty.label_smoothing
+            dlogits_TV = exp_TV * scaled_T[:, None] - weights_T[:, None] * (even + jnp.where(one_hot_TV, right, 0.0))
         if bias_V is not None:
             dbias = dbias + jnp.sum(dlogits_TV, axis=0)
         dlogits_TV = dlogits_TV.astype(h_TD.dtype)
@@ -82,20 +108,28 @@ def _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, gradi
         dtable = dtable + summed(
             jnp.dot(dlogits_TV.T, h_TD, preferred_element_type=jnp.float32), jnp.dtype(jnp.float32), _TABLE
         )
-        return (nll, hits, dtable, dbias), dh_BCD
+        return (nll, hits, *plain, dtable, dbias), dh_BCD
 
     zero = jnp.zeros((), jnp.float32)
     dtable = jnp.zeros(table_VD.shape, jnp.float32) if gradient else None
     dbias = jnp.zeros(bias_V.shape, jnp.float32) if gradient and bias_V is not None else None
-    start = (zero, zero, dtable, dbias)
+    start: Any = (*[zero] * (2 if penalty is None else 3), dtable, dbias)
     if chunks == 1:
-        (nll, hits, dtable, dbias), dh = chunk(start, (h_BLD, targets_BL, weights_BL))
-        return (nll, hits), (dh, dtable, dbias)
+        (*sums, dtable, dbias), dh = chunk(start, (h_BLD, targets_BL, weights_BL))
+        return tuple(sums), (dh, dtable, dbias)
     inputs = tuple(_in_chunks(x, chunks) for x in (h_BLD, targets_BL, weights_BL))
-    (nll, hits, dtable, dbias), dh = jax.lax.scan(chunk, start, inputs)
+    (*sums, dtable, dbias), dh = jax.lax.scan(chunk, start, inputs)
     if gradient:
         dh = jnp.moveaxis(dh, 0, 1).reshape(h_BLD.shape)
-    return (nll, hits), (dh, dtable, dbias)
+    return tuple(sums), (dh, dtable, dbias)
+
+
+def _penalized(log_z_T: jax.Array, right_T: jax.Array, logits_TV: jax.Array, penalty: Penalty) -> jax.Array:
+    """Return the loss of each target. See `Penalty`. right_T: the targets' logits."""
+    loss_T = log_z_T - right_T
+    if penalty.label_smoothing:
+        loss_T = loss_T + penalty.label_smoothing * (right_T - jnp.mean(logits_TV, axis=-1))
+    return loss_T + penalty.z_loss * jnp.square(log_z_T)
 
 
 def _in_chunks(x: jax.Array, chunks: int) -> jax.Array:
@@ -151,15 +185,15 @@ def _totals_by_target(logits_TV, peak_T, h_TD, words_VD, bias_V, targets_T):
         return jax.lax.cond(near, lambda: (near_T, total_T), by_peak)
 
 
-def _fwd(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V):
-    sums, gradients = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, gradient=True)
+def _fwd(h_BLD, table_VD, targets_BL, weights_BL, chunks: int, bias_V, penalty: Penalty | None):
+    sums, gradients = _forward(h_BLD, table_VD, targets_BL, weights_BL, chunks, bias_V, penalty, gradient=True)
     like = [None if x is None else jnp.zeros((0,), x.dtype) for x in (h_BLD, table_VD, bias_V)]
     return sums, (*gradients, like)
 
 
-def _bwd(chunks: int, residuals, cotangents):
+def _bwd(chunks: int, penalty: Penalty | None, residuals, cotangents):
     dh, dtable, dbias, (like_h, like_table, like_bias) = residuals
-    scale, _ = cotangents
+    scale = cotangents[0]
     if dbias is not None:
         dbias = (dbias * scale).astype(like_bias.dtype)
     # Rounded once, after the scale: of values that are bfloat16 already, all products with 1 / 511 are rounded down.
@@ -201,14 +235,23 @@ class UntiedOutput:
         """Return True if the classifier is there; fine-tuned models have a different head."""
         return "classifier" in params.get("head", {})
 
-    def logits(self, params: Any, states: jax.Array, output: None) -> jax.Array:
+    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
         kernel_VD = params["head"]["classifier"]["kernel"]
         return jnp.dot(states, kernel_VD.T.astype(states.dtype), preferred_element_type=jnp.float32)
 
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
+    def loss(
+        self,
+        params: Any,
+        states: Any,
+        output: Any,
+        targets: Any,
+        weights: Any,
+        chunks: int = 0,
+        penalty: Penalty | None = None,
+    ):
         kernel_VD = params["head"]["classifier"]["kernel"]
         chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], kernel_VD)
-        return projected_cross_entropy(states, kernel_VD, targets, weights, chunks)
+        return projected_cross_entropy(states, kernel_VD, targets, weights, chunks, None, penalty)
 
 
 PROJECTION_STD = 0.01  # of the projections (train.py, --proj_init_std)
@@ -335,15 +378,26 @@ class AdaptiveOutput:
         parts = [head[..., size + i, None] + jax.nn.log_softmax(tail) for i, tail in enumerate(tails)]
         return jnp.concatenate([head[..., :size], *parts], axis=-1)
 
-    def loss(self, params: Any, states: Any, output: Tables, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions.
+    def loss(
+        self,
+        params: Any,
+        states: Any,
+        output: Tables,
+        targets: Any,
+        weights: Any,
+        chunks: int = 0,
+        penalty: Penalty | None = None,
+    ):
+        """Return the sums of `projected_cross_entropy`. With several clusters there is no penalty.
 
         With several clusters, the scores of a chunk of the length are computed again in the backward pass.
         """
         b, length, d = states.shape
         count = num_loss_chunks(chunks, b, length, output.tokens[0])
         if output.clusters_KD is None:
-            return projected_cross_entropy(states, output.tokens[0], targets, weights, count, output.bias_V)
+            return projected_cross_entropy(states, output.tokens[0], targets, weights, count, output.bias_V, penalty)
+        if penalty is not None:
+            raise ValueError("a penalty must be None for several clusters")
 
         def sums(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
             h_BCD, targets_BC, weights_BC = part

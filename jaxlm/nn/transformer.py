@@ -13,6 +13,7 @@ it.
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +27,7 @@ from jaxlm.distributed.mesh import current_spec, with_axes
 from jaxlm.errors import RunError
 from jaxlm.host import installed
 from jaxlm.nn.config import Backend, Execution
-from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
+from jaxlm.nn.layers import Activation, activate, dropout, fold, project, project_heads, project_to_heads
 
 LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, per block
@@ -55,6 +56,7 @@ def attend(
     query_offset: jax.Array | int = 0,
     dropout_rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    dropout_shared: tuple[int, ...] = (),
     backend: Backend = "auto",
 ) -> jax.Array:
     """Return softmax(scale q k + bias) v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
@@ -62,8 +64,9 @@ def attend(
     causal: query l attends to keys up to l + query_offset, which is one number or one per row, (B,). segments_BL: a
     query attends to keys of its own segment only; segment 0 is padding; None: one segment. key_segments_BS: the
     segments of the keys, where these are other tokens than the queries (cross-attention, memory); None: `segments_BL`.
-    bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given. The
-    softmax is float32. backend auto: splash on a TPU, cudnn on a GPU, else xla.
+    bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given.
+    dropout_shared: axes of the weights (B, H, L, S) along which a dropout mask is shared. The softmax is float32.
+    backend auto: splash on a TPU, cudnn on a GPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
     if automatic := backend == "auto":
@@ -79,28 +82,26 @@ def attend(
         elif backend == "splash":
             _log_once("attention by splash")
             return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
-        elif backend == "cudnn":
-            if not automatic or _cudnn_agrees():
-                _log_once("attention by cudnn")
-                return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
-        else:
+        elif backend == "cudnn" and (not automatic or _cudnn_agrees()):
+            _log_once("attention by cudnn")
+            return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
+        elif backend != "cudnn":
             raise ValueError(f"backend must be auto, xla, splash or cudnn, got {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
-    blocks = 1
+    drop = functools.partial(dropout, rate=dropout_rate, shared_axes=dropout_shared)
     square = length == num_keys and key_segments_BS is None and bias_BHLS is None
-    if causal and square and isinstance(query_offset, int) and devices.platform() == "cpu":
-        blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
+    divided = causal and square and isinstance(query_offset, int) and devices.platform() == "cpu"
+    blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK)) if divided else 1
     if blocks == 1:
         mask = attention_mask(length, num_keys, causal, segments_BL, segments_BS, query_offset)
-        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate, dropout_key)
+        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, functools.partial(drop, key=dropout_key))
     outputs = []
     for number in range(blocks):
         first, end = number * length // blocks, (number + 1) * length // blocks
-        key = None if dropout_key is None else jax.random.fold_in(dropout_key, number)
         own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
         q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
-        mask = attention_mask(end - first, end, causal, own, seen, first)
-        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, dropout_rate, key))
+        mask, key = attention_mask(end - first, end, causal, own, seen, first), fold(dropout_key, number)
+        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, functools.partial(drop, key=key)))
     return jnp.concatenate(outputs, axis=2)
 
 
@@ -255,7 +256,7 @@ def _log_once(sentence: str) -> None:
     log.info(sentence)
 
 
-def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float, dropout_key) -> jax.Array:
+def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop: Callable[[jax.Array], jax.Array]) -> jax.Array:
     scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
     scores_BHLS = scores_BHLS * (q_BHLK.shape[-1] ** -0.5 if scale is None else scale)
     if bias_BHLS is not None:
@@ -263,8 +264,7 @@ def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, dropout_rate: float,
     if mask is not None:
         scores_BHLS = jnp.where(mask, scores_BHLS, MASKED)
     weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)
-    weights_BHLS = dropout(weights_BHLS, dropout_rate, dropout_key)
-    return jnp.einsum("bhls,bhsk->bhlk", weights_BHLS, v_BHSK)
+    return jnp.einsum("bhls,bhsk->bhlk", drop(weights_BHLS), v_BHSK)
 
 
 def transformer_flops(config: Any, length: int, vocabulary: float, seen: float = 0.5) -> float:
@@ -327,7 +327,7 @@ class SelfAttention(nn.Module):
             for part in range(3)
         )
         if cache is not None:
-            cache = Cache(_put(cache.k_NBHSK, k_BHLK, first_B), _put(cache.v_NBHSK, v_BHLK, first_B))
+            cache = Cache(put(cache.k_NBHSK, k_BHLK, first_B), put(cache.v_NBHSK, v_BHLK, first_B))
             k_BHLK, v_BHLK = cache.k_NBHSK, cache.v_NBHSK
         a_BHLK = attend(
             q_BHLK,
@@ -343,13 +343,13 @@ class SelfAttention(nn.Module):
         return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache
 
 
-def _put(kept_BHSK: jax.Array, new_BHLK: jax.Array, first_B: jax.Array) -> jax.Array:
+def put(kept_BHSK: jax.Array, new_BHLK: jax.Array, first_B: jax.Array) -> jax.Array:
     """Return the cache of a layer with new keys or values from position first_B of each row on."""
 
-    def put(kept_HSK, new_HLK, first):
+    def put_row(kept_HSK, new_HLK, first):
         return jax.lax.dynamic_update_slice(kept_HSK, new_HLK.astype(kept_HSK.dtype), (0, first, 0))
 
-    return jax.vmap(put)(kept_BHSK, new_BHLK, first_B)
+    return jax.vmap(put_row)(kept_BHSK, new_BHLK, first_B)
 
 
 class FeedForward(nn.Module):
@@ -393,27 +393,37 @@ _KEEP_PRODUCTS = functools.reduce(
 
 
 def stacked(
-    block: Any, config: Any, execution: Execution, *, in_axes: tuple, static: tuple[int, ...], name: str | None = None
+    block: Any,
+    config: Any,
+    execution: Execution,
+    *,
+    in_axes: tuple,
+    static: tuple[int, ...],
+    name: str | None = None,
+    num_layers: int | None = None,
 ) -> Any:
     """Return a module of the num_layers blocks of a config, unrolled and rematerialized as `execution` selects.
+
+    num_layers: those of the stack, if the config has several.
 
     The block takes the states first and returns (states, outputs that are stacked over the layers). in_axes: for each
     further argument, 0 if every layer has its own and nn.broadcast if all share it. static: the arguments, counted with
     the module as 0, that are Python values.
     """
-    unroll = execution.layers_per_iteration(config.num_layers)
+    num_layers = config.num_layers if num_layers is None else num_layers
+    unroll = min(execution.layers_per_iteration(num_layers), num_layers)
     if execution.remat in ("dots", "full"):
         policy = _KEEP_PRODUCTS if execution.remat == "dots" else None
         # Without a loop, XLA finds that the forward pass computed the same values, and keeps them. Only on GPUs is it
         # prevented: on a TPU that costs 20 of 79 ms of GPT-1's step, by estimates, for 12 % of the memory.
-        prevented = unroll == config.num_layers and devices.platform() == "gpu"
+        prevented = unroll == num_layers and devices.platform() == "gpu"
         block = nn.remat(block, prevent_cse=prevented, policy=policy, static_argnums=static)
     blocks = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=in_axes,
-        length=config.num_layers,
+        length=num_layers,
         unroll=unroll,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.errors import InputError
-from jaxlm.ranges import Fraction, NotNegative, Range
+from jaxlm.ranges import BelowOne, Fraction, NotNegative, Range
 
-Objectives = Literal["language_model", "masked_lm"]
+Objectives = Literal["language_model", "masked_lm", "sequence_to_sequence"]
 
 _KIND = tyro.conf.arg(
     metavar="{" + ",".join(typing.get_args(Objectives)) + "}",
     help="Pretraining objective. language_model: the next token (Radford et al., 2018). masked_lm: masked tokens and, "
-    "on rows of pairs, the next sentence (Devlin et al., 2019). Each objective has flags of its own: --help lists "
-    "those of the objective that is given.",
+    "on rows of pairs, the next sentence (Devlin et al., 2019). sequence_to_sequence: a target, given a source (Raffel "
+    "et al., 2020). Each objective has flags of its own: --help lists those of the objective that is given.",
 )
 
 
@@ -92,4 +92,20 @@ class MaskedLM:
         return False
 
 
-ObjectiveConfig = LanguageModel | MaskedLM
+@dataclass(frozen=True)
+class SequenceToSequence:
+    """Prediction of a target from a source and the tokens before it (Raffel et al., 2020, section 2.1)."""
+
+    kind: Annotated[Literal["sequence_to_sequence"], _KIND] = "sequence_to_sequence"
+    z_loss: NotNegative = 1e-4
+    """Weight of the squared logarithm of the softmax's denominator in the training loss, which keeps the scores near 0
+    (T5's code)."""
+    label_smoothing: BelowOne = 0.0
+    """Fraction of each target that is distributed over the whole vocabulary in the training loss. 0: none."""
+
+    def depends_on_num_steps(self) -> bool:
+        """Return False: the loss of a step does not depend on the length of the run."""
+        return False
+
+
+ObjectiveConfig = LanguageModel | MaskedLM | SequenceToSequence

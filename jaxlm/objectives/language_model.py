@@ -21,9 +21,9 @@ from flax import linen as nn
 from jaxlm.data.batch import Batch
 from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import InputError
-from jaxlm.models.model import Inputs, Model, Outputs
+from jaxlm.models.model import Inputs, Model, Outputs, source_inputs
 from jaxlm.nn.layers import LayerNorm
-from jaxlm.nn.output import num_loss_chunks, projected_cross_entropy
+from jaxlm.nn.output import Penalty, num_loss_chunks, projected_cross_entropy
 from jaxlm.objectives.config import LanguageModel
 from jaxlm.objectives.objective import Coefficient, Objective, Sums
 
@@ -48,36 +48,51 @@ class FurtherLoss(NamedTuple):
     flops_per_token: float = 0.0
 
 
-def language_model(model: Model, *, loss_chunks: int = 0, further: Sequence[FurtherLoss] = ()) -> Objective:
-    """Return the objective of next-token prediction (Radford et al., 2018, equation 1).
+def language_model(
+    model: Model, *, loss_chunks: int = 0, further: Sequence[FurtherLoss] = (), penalty: Penalty | None = None
+) -> Objective:
+    """Return the objective of next-token prediction (Radford et al., 2018, equation 1), of text or of targets.
 
     Terms: `nll`, the loss in nats per token; `accuracy`, the fraction of targets with the highest score; and those of
-    `further` losses. The carry of rows that begin a stream is set to zero first.
+    `further` losses. The carry of rows that begin a stream is set to zero first. With a penalty, training has the term
+    `penalty` too.
     """
-    coefficients: dict[str, Coefficient] = {"nll": 1.0}
+    coefficients: dict[str, Coefficient] = dict.fromkeys(("nll",) if penalty is None else ("nll", "penalty"), 1.0)
     for loss in further:
         coefficients |= loss.coefficients
 
     def weights(batch: Batch) -> Sums:
         total = jnp.sum(batch.weights)
-        found = {"nll": total, "accuracy": total}
+        found = {"nll": total, "accuracy": total} | ({} if penalty is None else {"penalty": total})
         for loss in further:
             found |= loss.weights(batch)
         return found
 
     def sums(params: Any, batch: Batch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
-        inputs = Inputs(batch.ids, batch.positions, batch.segments)
+        inputs = inputs_of(batch)
         used = [loss for loss in further if key is not None and not loss.in_evaluation]  # this order decides the bits
         used += [loss for loss in further if loss.in_evaluation]
         layers = any(loss.reads_layers for loss in used)
         outputs = model(params, inputs, reset_carry(carry, batch), key=key, layers=layers)
-        nll, correct = model.loss(params, outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
-        found = {"nll": nll, "accuracy": correct}
+        scored = (outputs.states, outputs.output, batch.targets, batch.weights, loss_chunks)
+        if penalty is None or key is None:
+            nll, correct = model.loss(params, *scored)
+            found = {"nll": nll, "accuracy": correct}
+        else:
+            penalized, correct, nll = model.loss(params, *scored, penalty)
+            added = jax.lax.stop_gradient(penalized - nll)  # the gradient of both is that of `penalized`
+            found = {"nll": penalized - added, "penalty": added, "accuracy": correct}
         for loss in used:
             found |= loss.sums(params, outputs, batch)
         return found, jax.lax.stop_gradient(outputs.carry)
 
     return Objective({name: value for name, value in coefficients.items() if value}, weights, sums)
+
+
+def inputs_of(batch: Batch) -> Inputs:
+    """Return what a model reads of a batch."""
+    source = None if batch.source is None else source_inputs(batch.source, batch.source_segments)
+    return Inputs(batch.ids, batch.positions, batch.segments, source=source)
 
 
 def with_rate_of_length(objective: Objective, nominal_length: int) -> Objective:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
-from jaxlm.text.tokenizer import ROLES, Tokenizer, read_file, roles_by_spelling
+from jaxlm.text.tokenizer import ROLES, Tokenizer, read_file, roles_by_spelling, sentinels_by_spelling
 
 _SPACES = " \n\t\r"
 # Characters that are words of their own in BERT's rules, after which sentences end. (BERT splits words at all of
@@ -54,7 +54,9 @@ class LibraryTokenizer(Tokenizer):
         self.kind, self.can_split, self.lossy_note = kind, can_split, lossy_note
         self.continuing, self.word_start = continuing, word_start
         self._library, self._bert_words = library, bert_words
-        self._special_ids = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
+        added = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
+        self._special_ids = set(added)
+        self.sentinels = sentinels_by_spelling({spelling: i for i, spelling in added.items()})
 
     @property
     def lower_case(self) -> bool:

@@ -69,8 +69,13 @@ def load_tokenizer(directory: Path, read: Callable[[Path], bytes] = read_within)
     files = {name: read(directory / name) for name in saved["files"]}
     specials = saved["specials"]
     added = sorted((role for role, i in specials.items() if i >= saved["base_size"]), key=specials.__getitem__)
+    sentinels = saved.get("sentinels", {"first": saved["size"], "count": 0})
+    before = [role for role in added if specials[role] < sentinels["first"]]
     try:
-        tokenizer = tokenizer_from_files(saved["kind"], files, str(directory)).with_specials(added)
+        tokenizer = tokenizer_from_files(saved["kind"], files, str(directory)).with_specials(before)
+        if sentinels["count"]:
+            tokenizer = tokenizer.with_sentinels(sentinels["count"])
+        tokenizer = tokenizer.with_specials(added)
     except (KeyError, ValueError, TypeError) as error:
         raise damaged from error
     found = (tokenizer.fingerprint, tokenizer.size, dict(tokenizer.specials))
@@ -85,7 +90,8 @@ def _description(file: Path, read: Callable[[Path], bytes]) -> dict[str, Any]:
     try:
         saved = parse_json(content)
         kind, names, specials, _ = (saved[key] for key in ("kind", "files", "specials", "fingerprint"))
-        if not all(type(value) is int for value in (saved["size"], saved["base_size"], *specials.values())):
+        numbers = (saved["size"], saved["base_size"], *specials.values(), *saved.get("sentinels", {}).values())
+        if not all(type(value) is int for value in numbers):
             raise ValueError("sizes and ids must be integers")
         known = FILES.get(kind.removeprefix(PREFIX), ())
         if known and not set(names) <= set(known):

@@ -45,6 +45,7 @@ class Tokenizer(ABC):
     kind: the scheme, a name that `load_tokenizer` knows.
     size: the number of ids including special tokens: the rows of an embedding table.
     specials: role -> id, of those in ROLES that the vocabulary has. Two roles may share an id (GPT-1's id 0).
+    sentinels: the ids that stand for the first, second, … span that is left out of a text (T5), in this order.
     files: name -> content of everything the scheme needs; they are saved and covered by the fingerprint.
     notes: sentences about its origin, for the first user of the tokenizer; not saved.
     """
@@ -62,7 +63,9 @@ class Tokenizer(ABC):
         self.base_size = base_size
         self.size = base_size
         self.specials: Mapping[str, int] = dict(specials)
+        self.sentinels: tuple[int, ...] = ()
         self._added: dict[int, str] = {}
+        self._added_sentinels = 0
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. No special token is added, and plain text never yields one."""
@@ -132,10 +135,26 @@ class Tokenizer(ABC):
         grown.size = self.size + len(missing)
         return grown
 
+    def with_sentinels(self, count: int) -> "Tokenizer":
+        """Return this tokenizer with `count` sentinels as new ids at the end, or itself if it has sentinels.
+
+        The first sentinel has the highest id, as in T5's vocabulary of 32,000 pieces, where <extra_id_0> is 32,099.
+        """
+        if self.sentinels:
+            return self
+        grown, end = copy.copy(self), self.size + count
+        grown.sentinels = tuple(range(end - 1, self.size - 1, -1))
+        grown._added = self._added | {i: sentinel(number) for number, i in enumerate(grown.sentinels)}
+        grown.size, grown._added_sentinels = end, count
+        return grown
+
     @property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, over everything that decides ids: the scheme, its files, the special tokens."""
-        digest = hashlib.sha256(f"{self.kind}\n{self.size}\n".encode())
+        """SHA-256, in hex, over everything that decides ids of texts: the scheme, its files, the special tokens.
+
+        Sentinels that were added are not a part of it, so that it stays that of the stores, which have none.
+        """
+        digest = hashlib.sha256(f"{self.kind}\n{self.size - self._added_sentinels}\n".encode())
         for name in sorted(self.files):
             digest.update(f"{name} {hashlib.sha256(self.files[name]).hexdigest()}\n".encode())
         digest.update(json.dumps(sorted(self.specials.items())).encode())
@@ -155,6 +174,8 @@ class Tokenizer(ABC):
             "files": sorted(self.files),
             "fingerprint": self.fingerprint,
         }
+        if self._added_sentinels:
+            description["sentinels"] = {"first": min(self.sentinels), "count": self._added_sentinels}
         write_json(directory / DESCRIPTION, description)
 
     @abstractmethod
@@ -167,7 +188,7 @@ class Tokenizer(ABC):
 
     @property
     def _hidden(self) -> set[int]:
-        return set(self.specials.values()) | set(self._added)
+        return set(self.specials.values()) | set(self.sentinels) | set(self._added)
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         checked = [int(i) for i in ids]
@@ -175,6 +196,19 @@ class Tokenizer(ABC):
             if not 0 <= i < self.size:
                 raise ValueError(f"an id must be in the vocabulary of {self.size}, got {i}")
         return checked
+
+
+def sentinel(number: int) -> str:
+    """Return the spelling of a sentinel, counted from 0, in published vocabularies."""
+    return f"<extra_id_{number}>"
+
+
+def sentinels_by_spelling(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the ids of the sentinels that `vocabulary` (spelling -> id) of special tokens has, the first one first."""
+    found: list[int] = []
+    while (spelling := sentinel(len(found))) in vocabulary:
+        found.append(vocabulary[spelling])
+    return tuple(found)
 
 
 def read_file(path: Path) -> bytes:
@@ -219,6 +253,7 @@ class BackwardTokenizer(Tokenizer):
         self.kind, self.size, self._added, self._forward = PREFIX + forward.kind, forward.size, forward._added, forward
         self.lossy_note, self.continuing, self.word_start = forward.lossy_note, forward.continuing, forward.word_start
         self.bytes_per_character, self.notes = forward.bytes_per_character, forward.notes
+        self.sentinels, self._added_sentinels = forward.sentinels, forward._added_sentinels
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the last token first."""

@@ -25,6 +25,8 @@ from jaxlm.wording import either
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+# By what a state sees.
+_KINDS = {"left": "a causal model", "both": "a bidirectional model", "source": "an encoder-decoder"}
 PRETRAINING, FINETUNING = "pretraining", "finetuning"  # kinds of runs, as written to config.json
 
 # Fields that may change when a run resumes: execution, output and validation data. Stores may move: `fingerprints`,
@@ -154,10 +156,9 @@ class PretrainConfig(RunConfig):
         family = family_of(self.model)
         wanted = family.objectives(self.model)
         if self.objective.kind not in wanted:
-            kind = "causal" if family.sees(self.model) == "left" else "bidirectional"
+            kind = _KINDS[family.sees(self.model)]
             raise InputError(
-                f"objective.kind must be {either(wanted)} for a {kind} model, got "
-                f"{self.objective.kind}; give that objective"
+                f"objective.kind must be {either(wanted)} for {kind}, got {self.objective.kind}; give that objective"
             )
         check_layout(self.model, self.data.layout, "data.layout")
         of_pairs = isinstance(self.objective, LanguageModel) and not self.data.whole_text
@@ -260,7 +261,8 @@ class FinetuneConfig(RunConfig):
     def check(self) -> None:
         """Raise InputError for values out of range and for parts that do not fit together."""
         super().check()
-        family, layers = family_of(self.model), self.model.num_layers
+        family = family_of(self.model)
+        layers = family.num_layers(self.model)
         encoder, title, kept = family.is_encoder, family.title, self.transfer_layers is not None
         replaced = f"for {title}, whose output layer is replaced by the head"
         for applies, name, default, reason, *fix in (
@@ -281,7 +283,7 @@ class FinetuneConfig(RunConfig):
         if self.head == ("concat_pooling" if encoder else "bilstm"):
             kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
             raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
-        if family.layers is None and (kept or self.reinit_layers):
+        if not family.stacks and (kept or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"
             )

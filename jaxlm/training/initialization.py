@@ -5,6 +5,7 @@ target task's text with the words of that text (Howard and Ruder, 2018; fastai, 
 finetune_lm.py:107-123). A token that the start lacks begins at the mean of the start's rows.
 """
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -38,8 +39,9 @@ def with_parameters(
 ) -> tuple[TrainState, list[str]]:
     """Return `state` with the source's parameters, including those of a head that may be loaded, and notes.
 
-    allow_fresh, grow: as in `merge_parameters`. transfer_layers: load the first n layers only; the others keep their
-    values in `state`. tokenizer: that of `state`, if the rows of the source's vocabulary are to be matched with it.
+    allow_fresh, grow: as in `merge_parameters`. transfer_layers: load the first n layers only, those of several stacks
+    in order; the others keep their values in `state`. tokenizer: that of `state`, if the rows of the source's
+    vocabulary are to be matched with it.
     """
     saved = source.saved
     parts = [part for part in ("backbone", "head") if part in state.params and f"{part}/.*" not in allow_fresh]
@@ -66,10 +68,12 @@ def with_parameters(
             f"vocabulary: {found:,} of {size:,} rows come from {source.name}, {size - found:,} begin at their mean"
         )
     if transfer_layers is not None:
-        layers = family_of(source.model).layers
-        assert layers is not None  # the config's check
-        loaded["backbone"][layers] = jax.tree.map(lambda leaf: leaf[:transfer_layers], loaded["backbone"][layers])
-        grow[f"backbone/{layers}/.*"] = 0
+        left = transfer_layers
+        for name, count in family_of(source.model).stacks.items():
+            kept = min(left, getattr(source.model, count))
+            loaded["backbone"][name] = jax.tree.map(operator.itemgetter(slice(kept)), loaded["backbone"][name])
+            grow[f"backbone/{name}/.*"] = 0
+            left -= kept
     params = merge_parameters(state.params, loaded, allow_fresh=allow_fresh, grow=grow, notes=notes)
     average = None if state.average is None else first_average(params)
     return replace(state, params=params, average=average), notes

@@ -28,7 +28,7 @@ from jaxlm.training.optimizer_config import Decay, OptimizerConfig
 
 WIDTHS = ("width", "whole_width")  # the model's width, sharded or not
 STACKED = ("layers", "qkv")  # axes along which independent parameters are stacked
-TIMESCALE = 10_000.0  # of inverse_sqrt without a warmup (Raffel et al., 2020, section 3.1.2)
+TIMESCALE = 10_000.0  # of inverse_sqrt without a warmup, and of T5 (Raffel et al., 2020, section 3.1.2)
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class Schedule(NamedTuple):
             scale = jnp.where(self.warmup > 0, self.warmup, TIMESCALE)
             passed = jnp.maximum(0.0, t - self.warmup) / scale
             return jnp.maximum(self.floor, 1.0 / jnp.sqrt(1.0 + passed))
+        if decay == "constant_inverse_sqrt":
+            return jnp.maximum(self.floor, 1.0 / jnp.sqrt(jnp.maximum(1.0, t / TIMESCALE)))
         if decay == "warmup_stable_decay":
             x = jnp.maximum(0.0, self.after_warmup(t) - self.stable) / (1.0 - self.stable)
         if decay in ("polynomial", "warmup_stable_decay"):
@@ -384,6 +386,7 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
         cosine               f + (1 - f) (1 + cos(pi x)) / 2
         polynomial           f + (1 - f) (1 - x)^p
         inverse_sqrt         max(f, 1 / sqrt(1 + (t - w) / s)), s = w, or 10,000 without a warmup
+        constant_inverse_sqrt: max(f, 1 / sqrt(max(1, t / 10,000)))
         warmup_stable_decay  f + (1 - f) (1 - y)^p, y = max(0, x' - q) / (1 - q), x' = (t - w) / (T - w)
         slanted_triangular   f + (1 - f) (1 - x), and f + (1 - f) t / w during the warmup
 

@@ -9,7 +9,14 @@ from jaxlm.errors import InputError
 from jaxlm.ranges import BelowOne, NotNegative, Positive, Range
 
 Decay = Literal[
-    "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "warmup_stable_decay", "slanted_triangular"
+    "cosine",
+    "linear",
+    "constant",
+    "inverse_sqrt",
+    "constant_inverse_sqrt",
+    "polynomial",
+    "warmup_stable_decay",
+    "slanted_triangular",
 ]
 
 
@@ -29,9 +36,10 @@ class OptimizerConfig:
     kept by openai_adam and rounded up by the others."""
     decay: Decay = "cosine"
     """Decay of the learning rate from the peak to `floor`. cosine, linear, polynomial: at the last step. constant: no
-    decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. warmup_stable_decay: the peak for
-    the fraction `stable` of the steps after the warmup, then polynomial. slanted_triangular: linear from `floor` to the
-    peak during the warmup, and linear back, as in ULMFiT (warmup 0.1, floor 0.03125)."""
+    decay. inverse_sqrt: with the inverse root of the step, in units of the warmup. constant_inverse_sqrt: the peak for
+    10,000 steps, then with the inverse root of the step (T5). warmup_stable_decay: the peak for the fraction `stable`
+    of the steps after the warmup, then polynomial. slanted_triangular: linear from `floor` to the peak during the
+    warmup, and linear back, as in ULMFiT (warmup 0.1, floor 0.03125)."""
     floor: BelowOne = 0.0
     """Lowest learning rate of the decay, as a fraction of peak_lr."""
     power: Positive = 1.0
@@ -87,7 +95,7 @@ class OptimizerConfig:
 
     def depends_on_num_steps(self) -> bool:
         """Return True if the learning rate of a step depends on the length of the run."""
-        fixed = self.decay in ("constant", "inverse_sqrt")
+        fixed = self.decay in ("constant", "inverse_sqrt", "constant_inverse_sqrt")
         return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
 
 

@@ -214,7 +214,7 @@ def published_rate(config: OptimizerConfig, t: jax.Array, schedule: Schedule) ->
 
 def layer_groups(
     family: Family,
-    num_layers: int,
+    config: Any,
     *,
     decay: float = 1.0,
     frozen_layers: int = 0,
@@ -223,6 +223,7 @@ def layer_groups(
 ) -> tuple[ParameterGroup, ...]:
     """Return groups for a learning rate that falls from layer to layer, for frozen layers and for gradual unfreezing.
 
+    config: of the model. The layers of several stacks are counted in order.
     The parameters above the last layer, heads among them, have the full learning rate, layer n of N, counted from 1,
     has it times decay^-(N + 1 - n), and the embeddings, the layer 0, times decay^-(N + 1) (Howard and Ruder, 2018,
     section 3.2, with 2.6; Clark et al., 2020, appendix B, with 1 / 0.8). frozen_layers: the number of first layers to
@@ -231,6 +232,7 @@ def layer_groups(
     """
     if decay == 1.0 and not frozen_layers and not freeze_embeddings and not gradual:
         return ()
+    num_layers = family.num_layers(config)
     rates = [decay ** (depth - num_layers - 1) for depth in range(num_layers + 1)]
     rates[1 : frozen_layers + 1] = [0.0] * frozen_layers
     if freeze_embeddings:
@@ -239,12 +241,17 @@ def layer_groups(
     if gradual:
         for stage, depth in enumerate((depth for depth in reversed(range(num_layers + 1)) if rates[depth]), start=1):
             stages[depth] = stage
-    embeddings = ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], stages[0])
-    if family.layers is not None:
-        return embeddings, ParameterGroup(f"backbone/{family.layers}/.*", tuple(rates[1:]), tuple(stages[1:]))
-    names = map(family.layer_name, range(num_layers))
-    layers = zip(names, rates[1:], stages[1:], strict=True)
-    return embeddings, *(ParameterGroup(f"backbone/{name}/.*", rate, stage) for name, rate, stage in layers)
+    groups = [ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], stages[0])]
+    if not family.stacks:
+        names = map(family.layer_name, range(num_layers))
+        layers = zip(names, rates[1:], stages[1:], strict=True)
+        return *groups, *(ParameterGroup(f"backbone/{name}/.*", rate, stage) for name, rate, stage in layers)
+    first = 1
+    for name, field in family.stacks.items():
+        end = first + getattr(config, field)
+        groups.append(ParameterGroup(f"backbone/{name}/.*", tuple(rates[first:end]), tuple(stages[first:end])))
+        first = end
+    return tuple(groups)
 
 
 class Stage(NamedTuple):

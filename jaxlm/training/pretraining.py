@@ -9,6 +9,7 @@ paper's left-to-right ablation, it predicts their next token.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,8 +26,9 @@ from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS, tokenizer_spec
 from jaxlm.models import build, with_vocabulary
 from jaxlm.models.model import Model
-from jaxlm.objectives.config import LanguageModel, MaskedLM
-from jaxlm.objectives.language_model import further_losses, language_model, with_rate_of_length
+from jaxlm.nn.output import Penalty
+from jaxlm.objectives.config import LanguageModel, MaskedLM, SequenceToSequence
+from jaxlm.objectives.language_model import FurtherLoss, further_losses, language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import Specials, left_to_right_language_model, masked_language_model
 from jaxlm.runs.directory import saved_config
 from jaxlm.runs.recorder import Work
@@ -57,6 +59,11 @@ class Plan:
     """True if the stores have a tokenizer of their own, whose rows come from the source."""
     profiled: tuple[int, int] | None
     """The first step to profile and the one after the last."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run: that of the stores, with the special tokens of the layout."""
+        return self.config.data.with_special_tokens(self.stores[0].tokenizer())
 
 
 def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
@@ -90,13 +97,14 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         config = replace(config, model=start.model_of_source(source, config.model, given, saved_config(arguments.run)))
         if build(config.model).is_causal and arguments.start_with == "parameters":
             remedy = f"{remedy or start.OTHER_STORE}, or give --start-vocabulary matched"
-    elif config.model.vocab_size not in (0, stores[0].vocab_size):
-        raise InputError(
-            f"model.vocab_size must be 0 or {stores[0].vocab_size}, the size of the tokenizer of {stores[0].path}, got "
-            f"{config.model.vocab_size}; leave it 0"
-        )
     else:
-        config = replace(config, model=replace(config.model, vocab_size=stores[0].vocab_size))
+        size = config.data.with_special_tokens(stores[0].tokenizer()).size
+        if config.model.vocab_size not in (0, size):
+            raise InputError(
+                f"model.vocab_size must be 0 or {size}, the size of the tokenizer of {stores[0].path}, got "
+                f"{config.model.vocab_size}; leave it 0"
+            )
+        config = replace(config, model=replace(config.model, vocab_size=size))
     for store in stores + validation:
         start.check_tokenizer("store", store.path, store.tokenizer_fingerprint, expected, expected_of, remedy)
         if arguments.verify_stores:
@@ -214,14 +222,34 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
     model = build(config.model, config.execution)
     if isinstance(config.objective, MaskedLM):
         return _masked(model, config, config.objective, tokenizer)
+    if isinstance(config.objective, SequenceToSequence):
+        return _sequence_to_sequence(model, config, config.objective)
     return _next_token(model, config)
 
 
-def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
-    """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
-    data, asked, chunks = config.data, config.objective, config.execution.loss_chunks
-    assert isinstance(asked, LanguageModel)
-    further = [] if asked == LanguageModel() else further_losses(model, asked, chunks)
+def _sequence_to_sequence(model: Model, config: PretrainConfig, asked: SequenceToSequence) -> Pretraining:
+    """Return the learner for targets, given their sources."""
+    penalty = Penalty(asked.z_loss, asked.label_smoothing)
+
+    def flops_per_token(length: int) -> float:
+        slots = config.data.row_tokens(length)
+        return model.flops_per_token(slots, (slots - length) / slots)
+
+    return Pretraining(
+        model=model,
+        init_params=partial(_init_with_output, model),
+        objective=language_model(
+            model, loss_chunks=config.execution.loss_chunks, penalty=penalty if any(penalty) else None
+        ),
+        flops_per_token=flops_per_token,
+        groups=_groups(model, config),
+        language_loss="nll",
+        whole_text=False,
+    )
+
+
+def _init_with_output(model: Model, key: jax.Array, further: Sequence[FurtherLoss] = ()) -> Any:
+    """Return fresh parameters of a model with its output layer and the classifiers of further losses."""
 
     def init_heads(words: jax.Array, others: jax.Array) -> Any:
         heads = model.output_layer.init(words)
@@ -229,11 +257,17 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
             heads |= loss.init(others)
         return heads
 
-    def init_params(key: jax.Array) -> Any:
-        if not jax.eval_shape(init_heads, key, key):  # neither the output layer nor the losses have parameters
-            return {"backbone": model.init(key)}
-        body, words, others = jax.random.split(key, 3)
-        return {"backbone": model.init(body), "head": init_heads(words, others)}
+    if not jax.eval_shape(init_heads, key, key):  # neither the output layer nor the losses have parameters
+        return {"backbone": model.init(key)}
+    body, words, others = jax.random.split(key, 3)
+    return {"backbone": model.init(body), "head": init_heads(words, others)}
+
+
+def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
+    """Return the learner for the next token of text, or of sentence pairs as in BERT's left-to-right ablation."""
+    data, asked, chunks = config.data, config.objective, config.execution.loss_chunks
+    assert isinstance(asked, LanguageModel)
+    further = [] if asked == LanguageModel() else further_losses(model, asked, chunks)
 
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length) + sum(loss.flops_per_token for loss in further)
@@ -246,7 +280,7 @@ def _next_token(model: Model, config: PretrainConfig) -> Pretraining:
         objective = with_rate_of_length(objective, nominal)
     return Pretraining(
         model=model,
-        init_params=init_params,
+        init_params=partial(_init_with_output, model, further=further),
         objective=objective,
         flops_per_token=flops_per_token,
         groups=_groups(model, config),
@@ -302,7 +336,7 @@ def _masked(model: Model, config: PretrainConfig, objective: MaskedLM, tokenizer
 def _groups(model: Model, config: PretrainConfig) -> tuple[ParameterGroup, ...]:
     """Return the parameters that have a learning rate of their own."""
     decay = config.optimizer.layer_decay
-    return () if decay == 1.0 else layer_groups(model.family, config.model.num_layers, decay=decay)
+    return () if decay == 1.0 else layer_groups(model.family, config.model, decay=decay)
 
 
 def _masks(objective: MaskedLM, data: DataConfig) -> str:

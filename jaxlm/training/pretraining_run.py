@@ -80,7 +80,7 @@ def prepared(planned: Plan) -> _Prepared:
     config = planned.config
     mesh = make_mesh(config.mesh)
     eval_batch_size = check_batches(config, mesh)
-    tokenizer = planned.stores[0].tokenizer()
+    tokenizer = planned.tokenizer
     pretraining = make_pretraining(config, tokenizer)
     empty = [empty_row(config, phase.length) for phase in planned.phases]
     longest = max(empty, key=lambda row: row.ids.shape[-1])
@@ -228,7 +228,7 @@ def _pretrain(
     changed = run.open(resolved, run_fields=free)
     result = {"run": run.name, "step": 0, "num_steps": num_steps, "complete": True}
     with run:
-        run.save_tokenizer(planned.stores[0].tokenizer())
+        run.save_tokenizer(planned.tokenizer)
         checkpoints = Checkpoints(run.checkpoints, keep_newest=config.keep_newest, keep_every=config.keep_every)
         with checkpoints, use_mesh(ready.mesh):
             steps = checkpoints.agreed_steps()
@@ -289,7 +289,7 @@ def _train(
     )
     ready.step.on_compile = partial(recorder.meter.pause, "compilation")
     _note_beginning(recorder, ready, state, origin, notes)
-    length, tokenizer = max(phase.length for phase in planned.phases), planned.stores[0].tokenizer()
+    length, tokenizer = max(phase.length for phase in planned.phases), planned.tokenizer
     parts = (ready.pretraining.model, tokenizer, ready.mesh, ready.eval_batch_size)
     stream_length = length if config.data.carries else None
     context = TrainingContext(run, recorder.metrics, *parts, length, stream_length, config)
@@ -337,7 +337,7 @@ def first_state(
         return state, f"state of {source.name}", notes
     fresh = program.fresh_state(config.seed)
     if source is not None:
-        tokenizer = ready.plan.stores[0].tokenizer() if ready.plan.matches_vocabulary else None
+        tokenizer = ready.plan.tokenizer if ready.plan.matches_vocabulary else None
         state, notes = with_parameters(fresh, source, allow_fresh=fresh_parts(source, fresh), tokenizer=tokenizer)
         return state, f"parameters of {source.name}", notes
     return fresh, "from scratch", []

@@ -114,7 +114,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
         optimizer,
         micro_batches=config.micro_batches,
         dropout_bits=config.execution.dropout_bits,
-        layers=learner.model.family.layers,
+        stacks=tuple(learner.model.family.stacks),
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     step = jax.jit(pure_step, donate_argnums=0, out_shardings=(shardings, None))

@@ -13,7 +13,7 @@ norm is kept as infinity, which no median contains. MOST of them in a row are no
 and ends the run. Chowdhery et al. (2022, PaLM, section 5.1) skip batches around a spike by hand.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -225,7 +225,7 @@ def make_train_step(
     *,
     micro_batches: int = 1,
     dropout_bits: Literal["threefry", "rbg"] = "threefry",
-    layers: str | None = None,
+    stacks: Sequence[str] = (),
 ) -> Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]:
     """Return (state, batch, settings) -> (state, metrics): one update from the gradient over the global batch.
 
@@ -236,7 +236,7 @@ def make_train_step(
     it is finite, the carry only. An overflow, of a state with a loss scale, changes the step, the scale and, if the
     loss is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
     before the first update.
-    layers: the name of the parameters with a leading axis of layers, for `layer_norms`.
+    stacks: the names of the parameters with a leading axis of layers, for `layer_norms`.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
     GPT-1's step on a CPU). `spike`: `found`, `median` and `skipped`, if the state has recent norms. `loss_scale`: that
@@ -295,7 +295,7 @@ def make_train_step(
 
         def norms(gradient: Any, opt_state: Any, params: Any) -> Metrics:
             direction = optimizer.direction(gradient, opt_state, params)
-            found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, layers)
+            found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, stacks)
             return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if more else found
 
         of = gradient, opt_state, state.params
@@ -406,16 +406,16 @@ def joined_rows(tree: Any, axis: int) -> Any:
     return jax.tree.map(join, tree)
 
 
-def layer_norms(direction: Any, rate: jax.Array, layers: str | None) -> Metrics:
+def layer_norms(direction: Any, rate: jax.Array, stacks: Sequence[str]) -> Metrics:
     """Return `rate` times the norm of each layer of a tree, and of each other part of the model.
 
-    layers: the name of the parameters with a leading axis of N layers, whose norms are (N,); None: no such parameters.
+    stacks: the names of the parameters with a leading axis of N layers, whose norms are (N,).
     """
     squares: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(direction):
         names = [entry.key for entry in path]
         name = names[1] if names[0] == "backbone" else names[0]
-        axes = tuple(range(1, leaf.ndim)) if name == layers else None
+        axes = tuple(range(1, leaf.ndim)) if name in stacks else None
         squares[name] = squares.get(name, 0.0) + jnp.sum(jnp.square(leaf), axis=axes)
     return {name: rate * jnp.sqrt(total) for name, total in squares.items()}
 

@@ -106,7 +106,7 @@ def _groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
         return (ParameterGroup("backbone/.*", 0.0), *fixed)
     return fixed + layer_groups(
         family_of(config.model),
-        config.model.num_layers,
+        config.model,
         decay=config.optimizer.layer_decay,
         frozen_layers=config.freeze_layers,
         freeze_embeddings=config.freeze_embeddings,

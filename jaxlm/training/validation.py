@@ -121,7 +121,7 @@ class Validation:
             return found
         sums, objective = totals(self._step, params, batches), self._pretraining.objective
         means = {name: divide(*pair) for name, pair in sums.items()}
-        factors = {name: objective.coefficient(name, 0, 1) for name in objective.coefficients}
+        factors = {name: objective.coefficient(name, 0, 1) for name in objective.coefficients if name in means}
         loss = sum(float(factor) * means[name] for name, factor in factors.items())
         return {"validation_loss": loss} | {f"validation_{name}": value for name, value in means.items()}
 

@@ -231,8 +231,8 @@ def of_config(config: PretrainConfig) -> Iterator[CheckResult]:
     """Check the config on this mesh: its batch, the memory of its state, and its stores."""
     if config.data.store and not config.model.vocab_size:
         with contextlib.suppress(InputError):  # reported by the check of the stores
-            vocabulary = open_store(config.data.store[0]).vocab_size
-            config = replace(config, model=replace(config.model, vocab_size=vocabulary))
+            tokenizer = config.data.with_special_tokens(open_store(config.data.store[0]).tokenizer())
+            config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
     config = with_vocabulary(config)
     try:
         config.check()

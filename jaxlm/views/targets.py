@@ -126,7 +126,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
         raise InputError("data.store must be given, got none; name a token store with --data.store")
     stores = [open_store(path) for path in config.data.store]
     by_path = {str(store.path): store for store in stores}
-    tokenizer = stores[0].tokenizer()
+    tokenizer = config.data.with_special_tokens(stores[0].tokenizer())
     reading = Reading(stores, config.length, config.batch_size, config.seed)
     rows = phased_rows(config.data, reading, _num_steps(config, reading, step))
     batch = batch_at(rows, step, config.batch_size)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 from flax import linen as nn
-from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, packed, windows
+from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, packed, windows, with_source
 
 from jaxlm.config import load_config
 from jaxlm.distributed.devices import compiling_for
@@ -20,8 +20,9 @@ from jaxlm.inference.decoding import CachedModel, Prompt
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.strategies import Sampler, Sampling
 from jaxlm.models import FAMILIES, build, with_length, with_vocabulary, without_dropout
-from jaxlm.models.model import Inputs, Model
+from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.nn.config import Execution
+from jaxlm.objectives.language_model import inputs_of
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.step import make_train_step, new_state
@@ -55,6 +56,14 @@ def made(name: str) -> tuple[Model, dict]:
     return model, random_like(jax.eval_shape(init, jax.random.key(0)))
 
 
+def rows_for(name: str, rows: int):
+    """Return a batch as the family reads it: rows of two documents if it can, each with a source if it has one."""
+    family = FAMILIES[name]
+    if family.role == "encoder_decoder":
+        return with_source(packed(rows), vocab_size=VOCABULARY)
+    return packed(rows) if "packed" in family.layouts else windows(rows)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_has_a_golden_table_and_parity_with_another_implementation(name):
     """Fails when a family is added without a table of its parameters, or without numbers of another program."""
@@ -73,8 +82,7 @@ def test_the_arithmetic_of_a_gpu_has_the_same_gradients(name):
     odd = {"awd_lstm": {"units": 23}, "lstm": {"width": 20}}.get(name, {})
     model = build(dataclasses.replace(config.model, **odd), Execution(dtype="float32", attention="xla"))
     params = random_like(jax.eval_shape(lambda key: {"backbone": model.init(key)}, jax.random.key(0)))
-    batch = packed(4) if "packed" in model.family.layouts else windows(4)
-    inputs = Inputs(batch.ids, batch.positions, batch.segments)
+    inputs = inputs_of(rows_for(name, 4))
     found = []
     for platform in ("cpu", "gpu"):
         with compiling_for(platform):
@@ -89,15 +97,15 @@ def test_a_state_depends_on_the_tokens_that_the_family_says(name):
     not see its own token, an earlier one, or any token of an encoder's sequence.
     """
     (model, params), family = made(name), FAMILIES[name]
-    batch = packed(4) if "packed" in family.layouts else windows(2)
-    states = jax.jit(lambda ids: model(params, Inputs(ids, batch.positions, batch.segments)).states)
+    batch = rows_for(name, 4)
+    states = jax.jit(lambda ids: model(params, inputs_of(batch.replace(ids=ids))).states)
     before, real = np.asarray(states(batch.ids)), batch.segments > 0
     for at in (0, 6, 11, LENGTH - 1):
         ids = np.array(batch.ids)
         ids[:, at] = (ids[:, at] + 1) % VOCABULARY
         changed = np.abs(np.asarray(states(ids)) - before).max(-1)
         seen = real & (batch.segments == batch.segments[:, at : at + 1])
-        if family.sees(model.config) == "left":
+        if family.sees(model.config) != "both":
             seen &= np.arange(LENGTH) >= at
         assert np.all(changed[seen] > 1e-6) and not np.any(changed[real & ~seen])
 
@@ -109,22 +117,28 @@ def test_decoding_and_scoring_are_those_of_whole_passes(name):
     """
     model, params = made(name)
     rng = np.random.default_rng(5)
-    prompts = [Prompt(rng.integers(VOCABULARY, size=size).tolist(), LENGTH - 7) for size in (3, 7)]
+    sources = {3: rng.integers(VOCABULARY, size=9).tolist(), 7: rng.integers(VOCABULARY, size=4).tolist()}
+    sources = sources if model.has_source else {3: (), 7: ()}
+    prompts = [
+        Prompt(rng.integers(VOCABULARY, size=size).tolist(), LENGTH - 7, source=source)
+        for size, source in sources.items()
+    ]
     sampler = Sampler(CachedModel(model, params, positions=64), Sampling(temperature=0.0))
     rows = np.array([row.tolist() for row in sampler(prompts, samples=2)])  # (steps, prompts, samples)
     assert (rows[..., 0] == rows[..., 1]).all()
     scorer = Scorer(model, mesh=make_mesh(MeshConfig(), jax.devices()[:1]), batch_size=2)
 
     @jax.jit
-    def log_probs(ids):
-        outputs = model(params, Inputs(ids[None], np.arange(LENGTH)[None]))
+    def log_probs(ids, source):
+        given = source_inputs(source[None]) if model.has_source else None
+        outputs = model(params, Inputs(ids[None], np.arange(LENGTH)[None], source=given))
         return jax.nn.log_softmax(model.logits(params, outputs.states[0], outputs.output))
 
     for number, prompt in enumerate(prompts):
         ids = [*prompt.ids, *rows[:, number, 0].tolist()]
-        scores = np.asarray(log_probs(np.pad(ids, (0, LENGTH - len(ids)))))[: len(ids)]
+        scores = np.asarray(log_probs(np.pad(ids, (0, LENGTH - len(ids))), np.array(prompt.source)))[: len(ids)]
         assert scores.argmax(-1)[len(prompt.ids) - 1 : -1].tolist() == ids[len(prompt.ids) :]
-        (found,) = scorer(params, [Scored(ids)])
+        (found,) = scorer(params, [Scored(ids, source=prompt.source)])
         wanted = scores[np.arange(len(ids) - 1), ids[1:]].sum()
         assert found.log_probability == pytest.approx(float(wanted), rel=1e-5)
 
@@ -141,7 +155,8 @@ def test_micro_batches_do_not_change_the_gradient_nor_the_carry(name):
         state = new_state(params, KEEP_GRADIENT, 0, learner.carry(4))
         losses = []
         for seed in range(2):
-            batch = windows(4, seed=seed).replace(begins=np.array([True, False, False, True]))
+            batch = rows_for(name, 4) if name == "t5" else windows(4, seed=seed)
+            batch = batch.replace(begins=np.array([True, False, False, True]))
             state, metrics = step(state, batch, SETTINGS)
             losses.append(float(metrics["loss"]))
         found.append((losses, state.opt_state, state.carry))

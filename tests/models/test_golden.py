@@ -15,14 +15,16 @@ from flax import linen as nn
 from toy import boxed_shapes, init_params
 from toy_pairs import bert_shapes, init_bert
 
+from jaxlm.data.config import Spans
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.character_transformer import T12
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
+from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8
-from jaxlm.objectives.config import LanguageModel
+from jaxlm.objectives.config import LanguageModel, SequenceToSequence
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import parameter_rules
 from jaxlm.training.pretraining import make_pretraining
@@ -129,6 +131,24 @@ def test_transformer_xl(update_golden):
     small = replace(ENWIK8, num_layers=2)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("transformer_xl.txt", table(boxed_shapes(ENWIK8), drawn, 0.02), update_golden)
+
+
+def test_t5(update_golden):
+    """Fails when a kernel has another deviation or is scaled twice, a bias table is decayed, or a stack is sharded
+    otherwise. T5 1.1 has a gate and an output of its own.
+    """
+
+    def init(config):
+        objective = SequenceToSequence()
+        return make_pretraining(PretrainConfig(model=config, objective=objective, data=Spans()), None).init_params
+
+    for name, config in (("t5", T5_SMALL), ("t5_1_1", T5_1_1_SMALL)):
+        small = replace(config, vocab_size=3000, num_encoder_layers=2, num_layers=2)
+        drawn = jax.jit(lambda key, small=small: nn.unbox(init(small)(key)))(jax.random.key(0))
+        d, inner = config.width, config.num_heads * config.head_width
+        declared = [round(size**-0.5, 5) for size in (d * 64, d, inner, config.feed_forward_width)]
+        boxed = jax.eval_shape(init(config), jax.random.key(0))
+        compare(f"{name}.txt", table(boxed, drawn, 1.0, *declared), update_golden)
 
 
 def test_sequence_head(update_golden):

@@ -17,7 +17,7 @@ from jaxlm.distributed.devices import compiling_for
 from jaxlm.models import build
 from jaxlm.models.heads import SequenceHead
 from jaxlm.models.model import Inputs
-from jaxlm.nn.output import projected_cross_entropy
+from jaxlm.nn.output import Penalty, projected_cross_entropy
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import task_objective
@@ -92,6 +92,27 @@ def test_chunked_loss_and_gradient_are_the_plain_ones(inputs, chunks, dtype, tol
         assert x.dtype == dtype
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         assert np.abs(x - y).max() < tolerance * np.abs(y).max()
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("penalty", [Penalty(0.01, 0.0), Penalty(0.0, 0.2), Penalty(0.003, 0.1)])
+def test_penalties_are_those_of_optax(inputs, chunks, penalty, platform):
+    """Fails when the gradient made by hand lacks a term, or the metric has the penalty. Smoothing is optax's."""
+    (h, table), targets, weights = inputs
+
+    def wanted(h, table):
+        logits = h @ table.T
+        smooth = optax.smooth_labels(jax.nn.one_hot(targets, table.shape[0]), penalty.label_smoothing)
+        loss = optax.softmax_cross_entropy(logits, smooth) + penalty.z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+        return jnp.sum(weights * loss)
+
+    found = lambda h, t: projected_cross_entropy(h, t, targets, weights, chunks, None, penalty)  # noqa: E731
+    loss, hits, nll = jax.jit(found)(h, table)
+    np.testing.assert_allclose(loss, wanted(h, table), rtol=2e-6)
+    np.testing.assert_allclose((nll, hits), plain(h, table, targets, weights), rtol=2e-6)
+    gradients = jax.jit(jax.grad(lambda h, t: 3 * found(h, t)[0], argnums=(0, 1)))(h, table)
+    for x, y in zip(gradients, jax.grad(wanted, argnums=(0, 1))(h, table), strict=True):
+        assert np.abs(x - 3 * y).max() < 5e-6 * np.abs(y).max()
 
 
 def test_hits_and_losses_carry_the_weights(inputs, platform):

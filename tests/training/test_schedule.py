@@ -49,6 +49,15 @@ def test_each_decay_is_its_formula(decay, floor, warmup):
     assert found.max() == pytest.approx(1.0) and found[warmup:].min() >= floor - 1e-6
 
 
+def test_the_rate_of_t5_is_constant_for_ten_thousand_steps():
+    """Fails when it falls from the first step on. The formula is 1 / sqrt(max(t, 10,000)) of T5's code."""
+    config = OptimizerConfig(peak_lr=0.01, warmup=0, decay="constant_inverse_sqrt")
+    schedule = schedule_of(config, 50_000)
+    for step in (0, 1, 5_000, 10_000, 10_001, 40_000):
+        wanted = 1 / math.sqrt(max(step, 10_000))
+        assert float(learning_rate(config, step, schedule)) == pytest.approx(wanted, rel=1e-6), step
+
+
 @pytest.mark.parametrize("kind", ["adamw", "openai_adam", "bert_adamw", "sgd"])
 @pytest.mark.parametrize(("steps", "cut_frac", "ratio"), [(40, 0.1, 32), (107, 0.1, 32), (30, 1 / 3, 8), (7, 0.05, 4)])
 def test_slanted_triangles_are_ulmfits(kind, steps, cut_frac, ratio):

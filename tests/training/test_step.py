@@ -142,7 +142,7 @@ def training():
         return found, carry
 
     spoilable = Objective(plain.coefficients, plain.weights, sums)
-    compiled = jax.jit(make_train_step(spoilable, optimizer, layers="blocks"))
+    compiled = jax.jit(make_train_step(spoilable, optimizer, stacks=("blocks",)))
     start = new_state(jax.tree.map(jnp.asarray, random_params(replace(TOY, init_std=0.1))), optimizer, 5)
     return SimpleNamespace(step=lambda *inputs: compiled(*inputs, *[EACH_STEP] * (len(inputs) < 3)), start=start)
 
@@ -200,7 +200,7 @@ def test_metrics_of_a_step(training):
     assert float(metrics["loss"]) == pytest.approx(float(metrics["nll"])) and 0 <= float(metrics["accuracy"]) <= 1
     assert set(
         layer_norms(
-            {"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}}, 1.0, "blocks"
+            {"head": {"kernel": jnp.ones((3, 3))}, "backbone": {"blocks": {"a": jnp.ones((2, 4))}}}, 1.0, ("blocks",)
         )
     ) == {
         "head",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_layer_groups import LAYERS, STACK, boxed, random_tree
+from test_layer_groups import LAYERS, SIZES, STACK, boxed, random_tree
 from toy import assert_trees_same
 
 from jaxlm.objectives.objective import Objective
@@ -34,8 +34,8 @@ def gradients(count: int) -> list:
 
 def trained(config, micro_batches=1, start=None, first=0):
     """The states before and after each step, and the metrics of each."""
-    optimizer = make_optimizer(config, boxed(), layer_groups(STACK, LAYERS, decay=DECAY, gradual=True))
-    step = jax.jit(make_train_step(objective(), optimizer, micro_batches=micro_batches, layers="blocks"))
+    optimizer = make_optimizer(config, boxed(), layer_groups(STACK, SIZES, decay=DECAY, gradual=True))
+    step = jax.jit(make_train_step(objective(), optimizer, micro_batches=micro_batches, stacks=("blocks",)))
     settings = settings_of(config, STEPS, stage_steps=EPOCH)
     params = random_tree(np.random.default_rng(4))
     params["backbone"]["embeddings"]["tokens"][0] = -0.0
@@ -117,7 +117,7 @@ def test_what_has_not_begun_keeps_its_bits(kind):
 def test_a_stage_whose_first_step_is_not_finite_or_skipped():
     """Fails when a halted step drops the moments, or a skipped first step of a stage keeps those of the one before."""
     config = OptimizerConfig(warmup=0, decay="constant", peak_lr=0.03)
-    optimizer = make_optimizer(config, boxed(), layer_groups(STACK, LAYERS, gradual=True))
+    optimizer = make_optimizer(config, boxed(), layer_groups(STACK, SIZES, gradual=True))
     step = jax.jit(make_train_step(objective(), optimizer))
     settings = settings_of(config, STEPS, stage_steps=EPOCH, spike_factor=2.0, on_spike="skip")
     state = new_state(random_tree(np.random.default_rng(4)), optimizer, 0, finds_spikes=True)

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from jaxlm.data.rows import TrainingRows
     from jaxlm.data.store import PairOrigin, RowOrigin, Section, Store
     from jaxlm.data.validation_rows import ValidationRows
+    from jaxlm.text import Tokenizer
 
 FLAG = tyro.conf.arg(
-    metavar="{windows,packed,pairs,streams}",
+    metavar="{windows,packed,pairs,streams,spans}",
     help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents that do "
     "not attend to each other; longer ones are split. pairs: several sentence pairs per row for an encoder (Devlin et "
     "al., 2019); the store must keep sentences. streams: row b of each batch continues row b of the previous batch. "
-    "Each layout has its own flags; --help lists those of the given layout.",
+    "spans: texts with spans left out, and the spans, for an encoder-decoder (Raffel et al., 2020). Each layout has "
+    "its own flags; --help lists those of the given layout.",
 )
 
 
@@ -65,7 +67,7 @@ class Layout:
     carries: ClassVar[bool] = False
     """True if row b of a batch continues row b of the previous batch, so that a model keeps its state."""
     whole_text: ClassVar[bool] = True
-    """True if each token of a text has a target: batches are `Batch`, not `PairBatch`."""
+    """True if each token of a text has a target."""
     next_sentences: ClassVar[bool] = False
     """True if rows have labels of next sentences."""
     of_documents: ClassVar[bool] = False
@@ -87,6 +89,14 @@ class Layout:
     def longest_row(self, length: int) -> int:
         """Return the tokens of a row, with padding, of a run with rows of `length`."""
         return length
+
+    def row_tokens(self, length: int) -> int:
+        """Return the slots of a row of a run with rows of `length`, those of a source included."""
+        return length
+
+    def with_special_tokens(self, tokenizer: "Tokenizer") -> "Tokenizer":
+        """Return a store's tokenizer with the special tokens that the rows have besides its own."""
+        return tokenizer
 
     def lengths(self, length: int) -> tuple[tuple[int, float], ...]:
         """Return the length of the rows of each phase of a run, and the fraction of its steps after which it ends."""

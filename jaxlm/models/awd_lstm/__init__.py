@@ -61,6 +61,6 @@ FAMILY = Family(
     finetuning_rate=1e-2,  # ULMFiT's
     other_sizes={"units": "units"},
     carries=True,
-    layers=None,
+    stacks={},
     vocabulary_leaves=(r"embeddings/tokens(_\d+)?", "embeddings/output_bias"),
 )

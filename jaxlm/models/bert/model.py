@@ -18,7 +18,7 @@ from jaxlm.models.bert import BertConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, LayerNorm, activate, dropout, embed, fold, gathered, linear, linear_head, project
-from jaxlm.nn.output import num_loss_chunks, projected_cross_entropy
+from jaxlm.nn.output import Penalty, num_loss_chunks, projected_cross_entropy
 from jaxlm.nn.transformer import FeedForward, SelfAttention, stacked, transformer_flops
 
 
@@ -176,8 +176,17 @@ class MaskedLMOutput:
         h, bias_V = self._transformed(params, states)
         return jnp.dot(h, output.T.astype(h.dtype), preferred_element_type=jnp.float32) + bias_V
 
-    def loss(self, params: Any, states: Any, output: Any, targets: Any, weights: Any, chunks: int = 0):
-        """Return the weighted sums of negative log-likelihoods (nats) and of correct predictions.
+    def loss(
+        self,
+        params: Any,
+        states: Any,
+        output: Any,
+        targets: Any,
+        weights: Any,
+        chunks: int = 0,
+        penalty: Penalty | None = None,
+    ):
+        """Return the sums of `projected_cross_entropy`.
 
         If `chunks` does not divide the number of positions M, positions of weight 0 are added.
         """
@@ -187,7 +196,7 @@ class MaskedLMOutput:
         if extra := -length % chunks:
             h_BMD = jnp.pad(h_BMD, ((0, 0), (0, extra), (0, 0)))
             targets, weights = (jnp.pad(x, ((0, 0), (0, extra))) for x in (targets, weights))
-        return projected_cross_entropy(h_BMD, output, targets, weights, chunks, bias_V)
+        return projected_cross_entropy(h_BMD, output, targets, weights, chunks, bias_V, penalty)
 
     def _transformed(self, params: Any, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         found: Any = self.head.apply({"params": params["head"]["masked_lm"]}, states)

@@ -39,5 +39,5 @@ FAMILY = Family(
     sizes={"lstm": GPT1_LSTM},
     other_sizes={"units": "units"},
     carries=True,
-    layers=None,
+    stacks={},
 )
