@@ -68,6 +68,8 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "pyarrow": ["jaxlm.reading.columns"],
+    "symusic": ["jaxlm.reading.midi"],
+    "mido": [],
     "markdown_it": ["jaxlm.views.report"],
     "sacrebleu": ["jaxlm.zero_shot.prompted"],
     "rouge_score": ["jaxlm.zero_shot.prompted"],
