@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
-from jaxlm.text import bpe, library, piece_models, wordpiece
+from jaxlm.text import bpe, event_tokenizer, library, piece_models, wordpiece
 from jaxlm.text.exporting import OWN, same_vocabulary
 from jaxlm.text.library import read_object
 from jaxlm.text.tokenizer import DESCRIPTION, PREFIX, SPELLINGS, BackwardTokenizer, Tokenizer, read_file
@@ -23,6 +23,7 @@ FILES: Mapping[str, tuple[str, ...]] = {
     "gpt1": (bpe.GPT1_VOCABULARY, bpe.GPT1_MERGES),
     "gpt2": (bpe.GPT2_VOCABULARY, bpe.GPT2_MERGES),
     "tokenizers": (library.FILE, library.ROLES_FILE),
+    event_tokenizer.KIND: (event_tokenizer.FILE,),
 }
 
 SETTINGS = "tokenizer_config.json"
@@ -115,6 +116,8 @@ def tokenizer_from_files(kind: str, files: Mapping[str, bytes], name: str) -> To
         return bpe.GPT1Tokenizer(files[bpe.GPT1_VOCABULARY], files[bpe.GPT1_MERGES], name)
     if kind == "gpt2":
         return bpe.build_gpt2(files[bpe.GPT2_VOCABULARY], files[bpe.GPT2_MERGES], name)
+    if kind == event_tokenizer.KIND:
+        return event_tokenizer.saved_events(files[event_tokenizer.FILE])
     roles = parse_json(files[library.ROLES_FILE])
     return library.build_json(files[library.FILE], roles, name)
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from jaxlm.errors import InputError
 from jaxlm.hub import model_directory
 from jaxlm.text import bpe, library, piece_models
+from jaxlm.text.event_tokenizer import KIND, events_tokenizer
+from jaxlm.text.events import PERFORMANCE
 from jaxlm.text.published import load_tokenizer, published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, BackwardTokenizer, Tokenizer
 from jaxlm.text.units import bytes_tokenizer
@@ -15,6 +17,7 @@ COUNTED = ("words", "characters")  # vocabularies of what is frequent
 TRAINED = ("train-sentencepiece", "train-wordpiece", *COUNTED)
 SPECS = (
     "bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run), "
+    "events:performance or events:multitrack (of music), "
     "backward:TOKENIZER (the ids of another one in reverse order)"
 )
 
@@ -30,6 +33,8 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
     kind, colon, location = spec.partition(":")
     if not colon or not location:
         raise _unknown(spec, trains)
+    if kind == KIND:
+        return events_tokenizer(location)
     if kind == "backward":
         return BackwardTokenizer(tokenizer_from_spec(location, case))
     path = model_directory(location, weights=False) if kind == "hf" else Path(location).expanduser()
@@ -61,6 +66,12 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
             raise InputError(f"tokenizer {spec!r}: {path} is not a token store or a run, it has no tokenizer")
         return load_tokenizer(path / "tokenizer")
     raise _unknown(spec, trains)
+
+
+def music_of(spec: str) -> str:
+    """Return the name of the event vocabulary that a tokenizer's texts have, `performance` for other tokenizers."""
+    music = tokenizer_from_spec(spec).music if spec.partition(":")[0] in (KIND, "store", "hf", "backward") else None
+    return PERFORMANCE if music is None else music.name
 
 
 def check_form(spec: str, *, trains: bool = False) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.files import read_regular, write_file, write_json
+from jaxlm.text.events import Vocabulary
 
 # The roles in the order of their ids in a trained vocabulary.
 ROLES = ("pad", "unknown", "start", "end", "delimiter", "extract", "mask", "cls", "sep")
@@ -48,6 +49,7 @@ class Tokenizer(ABC):
     sentinels: the ids that stand for the first, second, … span that is left out of a text (T5), in this order.
     files: name -> content of everything the scheme needs; they are saved and covered by the fingerprint.
     notes: sentences about its origin, for the first user of the tokenizer; not saved.
+    music: the vocabulary of musical events whose words its texts have; None: they are any text.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class Tokenizer(ABC):
     continuing = ""  # prefix of tokens that continue a word, for schemes that mark them
     word_start = ""  # prefix of tokens that begin a word, for schemes that mark them
     notes: tuple[str, ...] = ()
+    music: Vocabulary | None = None
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
         self.files = dict(files)
@@ -254,6 +257,7 @@ class BackwardTokenizer(Tokenizer):
         self.lossy_note, self.continuing, self.word_start = forward.lossy_note, forward.continuing, forward.word_start
         self.bytes_per_character, self.notes = forward.bytes_per_character, forward.notes
         self.sentinels, self._added_sentinels = forward.sentinels, forward._added_sentinels
+        self.music = forward.music
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the last token first."""

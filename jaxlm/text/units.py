@@ -89,16 +89,27 @@ def _lookup(units: Sequence[str], *, words: bool) -> LibraryTokenizer:
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 
-    library = Library(models.WordLevel({unit: i for i, unit in enumerate((UNKNOWN, END, *units))}, unk_token=UNKNOWN))
+    units = (UNKNOWN, END, *units)
     if words:
-        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\S+"), behavior="removed", invert=True)
-        blanks = decoders.WordPiece(prefix="\0", cleanup=False)  # a blank before each word but the first
-        no_blanks = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n")]
-        library.decoder = decoders.Sequence([blanks, decoders.Fuse(), *no_blanks])
+        library = word_library(units, UNKNOWN)
     else:
+        library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token=UNKNOWN))
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         library.decoder = decoders.Fuse()
     return build_json(library.to_str().encode(), _ROLES, f"the vocabulary of {'words' if words else 'characters'}")
+
+
+def word_library(units: Sequence[str], unknown: str = "<unk>"):
+    """Return the tokenizer of the `tokenizers` library whose words, in the order of their ids, are `units`."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token=unknown))
+    library.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|\S+"), behavior="removed", invert=True)
+    blanks = decoders.WordPiece(prefix="\0", cleanup=False)  # a blank before each word but the first
+    no_blanks = [decoders.Replace(" \n", "\n"), decoders.Replace("\n ", "\n")]
+    library.decoder = decoders.Sequence([blanks, decoders.Fuse(), *no_blanks])
+    return library
 
 
 def _byte_symbols() -> list[str]:
