@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # Defaults of arguments that a store does not record: it is older than they, or a sample was not asked for.
 EARLIER: dict[str, Any] = {"sentences": "auto", "language": "en", "wordpiece_case": "uncased", "sample": None}
+EARLIER |= {"transpose": "", "stretch": ""}
 
 
 def existing_store(

@@ -5,6 +5,7 @@ OUTPUT when it is complete. A process that is killed at any moment loses no fini
 continues. The same input gives the same bytes for any number of workers.
 """
 
+import dataclasses
 import functools
 import shutil
 import time
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxlm.config import of_call
+from jaxlm.data.pieces import copies_of
 from jaxlm.data.plan import begin_or_continue, digest_of, existing_store, locked, summary
 from jaxlm.data.sentences import Sentences, resolved
 from jaxlm.data.shards import Job, find_shard, make_shards, read_shard, remove_shard
@@ -37,7 +39,7 @@ from jaxlm.text import (
     train_wordpiece,
     train_words,
 )
-from jaxlm.text.specs import COUNTED, TRAINED, check_form
+from jaxlm.text.specs import COUNTED, TRAINED, check_form, music_of
 from jaxlm.text.units import whole_words
 from jaxlm.wording import byte_size, counted, plain_number
 
@@ -60,13 +62,15 @@ class PrepareConfig:
     source: tyro.conf.UseAppendAction[tuple[str, ...]]
     """text:GLOB (one document per file), lines:GLOB (blank lines separate documents), jsonl:GLOB[#FIELD],
     parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of datasets.save_to_disk),
-    tfds:NAME[@SPLIT][#FIELD] or tfds-dir:PATH[@SPLIT][#FIELD]. .gz, .xz and .zst files are read directly.
+    tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD], or midi:GLOB (one piece of music per file). .gz, .xz and
+    .zst files are read directly.
     """
 
     tokenizer: str
     """train-sentencepiece:SIZE, train-wordpiece:SIZE, words:SIZE (white-space words and line ends), characters:SIZE,
     bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR (a tokenizer.json), store:DIR (the
-    tokenizer of a store or of a run), or backward:TOKENIZER (the ids of another of these in reverse order)."""
+    tokenizer of a store or of a run), events:performance or events:multitrack (the events of midi:GLOB), or
+    backward:TOKENIZER (the ids of another of these in reverse order)."""
 
     output: Path
     """Directory of the store. It must not exist yet."""
@@ -85,6 +89,14 @@ class PrepareConfig:
 
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe"
     """Model type of train-sentencepiece."""
+
+    transpose: str = ""
+    """LOW:HIGH in semitones, for example -3:3: copies of each piece of midi:GLOB at each of these pitches. Default: the
+    piece alone."""
+
+    stretch: str = ""
+    """LOW:HIGH, factors of the duration, for example 0.95:1.05: copies of each piece of midi:GLOB in steps of 0.025,
+    with each transposition. Default: the piece alone."""
 
     minimum_count: Annotated[int, Range(1, fix="1 keeps every word")] = 1
     """Occurrences below which words:SIZE and characters:SIZE give a word or character no id."""
@@ -115,6 +127,8 @@ def prepare_store(
     workers: int = 1,
     errors: Literal["strict", "replace"] = "strict",
     sentencepiece_model: Literal["bpe", "unigram"] = "bpe",
+    transpose: str = "",
+    stretch: str = "",
     minimum_count: int = 1,
     wordpiece_case: Case = "auto",
     sentences: Sentences = "auto",
@@ -125,7 +139,7 @@ def prepare_store(
     """Make a token store from text, or continue making it with the same arguments.
 
     Args:
-      source: One source or several: `text:GLOB`, `lines:GLOB`, `jsonl:GLOB#FIELD` and others, as --source.
+      source: One source or several: `text:GLOB`, `lines:GLOB`, `jsonl:GLOB#FIELD`, `midi:GLOB` and others, as --source.
       tokenizer: train-sentencepiece:SIZE, train-wordpiece:SIZE, words:SIZE, bytes, hf:DIR and others, as --tokenizer.
       output: Directory of the store.
       weights: Sampling weights of the sources in training. Default: proportional to their tokens.
@@ -134,6 +148,8 @@ def prepare_store(
         `if __name__ == "__main__":`, as for Python's multiprocessing. The result does not depend on it.
       errors: strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD.
       sentencepiece_model: Model type of train-sentencepiece.
+      transpose: LOW:HIGH in semitones: copies of each piece of midi:GLOB at each of these pitches.
+      stretch: LOW:HIGH, factors of the duration: copies of each piece of midi:GLOB in steps of 0.025.
       minimum_count: Occurrences below which words:SIZE and characters:SIZE give a word or character no id.
       wordpiece_case: Case of text for a WordPiece vocabulary.
       sentences: Sentence boundaries in the store, which sentence pairs need: split, lines, none or auto.
@@ -182,7 +198,8 @@ def prepare(config: PrepareConfig, messages: Output = STANDARD) -> Store:
     }
     arguments |= {} if config.sample is None else {"sample": config.sample}
     arguments |= {} if config.minimum_count == 1 else {"minimum_count": config.minimum_count}
-    sources = tuple(parse_source(spec) for spec in config.source)
+    arguments |= {name: value for name in ("transpose", "stretch") if (value := getattr(config, name))}
+    sources = _sources(config)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         return existing_store(output, arguments, sources, config.wordpiece_case, messages)
 
@@ -261,6 +278,18 @@ def _make(
     store = open_store(config.output)
     messages.say(f"{summary(store)}; {time.monotonic() - began:.0f} s")
     return store
+
+
+def _sources(config: PrepareConfig) -> tuple[Source, ...]:
+    """Return the sources; pieces of music have the words of the tokenizer."""
+    sources = tuple(parse_source(spec) for spec in config.source)
+    if any(source.is_music for source in sources):
+        copies = copies_of(music_of(config.tokenizer), config.transpose, config.stretch)
+        return tuple(dataclasses.replace(source, copies=copies) for source in sources)
+    for name in ("transpose", "stretch"):
+        if value := getattr(config, name):
+            raise InputError(f"--{name} must be given with a source midi:GLOB, got {value} without; leave it out")
+    return sources
 
 
 def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:

@@ -2,8 +2,9 @@
 
 A source is named by one string: text:GLOB (a file is a document), lines:GLOB (blank lines separate documents),
 jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of `datasets.save_to_disk`),
-tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD] (TensorFlow Datasets). A unit is some slices of one source and
-gives one shard. Units depend on the inputs alone, so the store is the same for any number of processes.
+tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD] (TensorFlow Datasets), midi:GLOB (a piece is a document of the
+words of its events, as are its transposed and stretched copies). A unit is some slices of one source and gives one
+shard. Units depend on the inputs alone, so the store is the same for any number of processes.
 
 A document is one or more fragments `(text, last)`, the last one marked. The documents of bytes [begin, end) of a line
 or JSONL file are a pure function of the file and these two numbers; adjacent slices neither share nor drop a document.
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxlm.data.pieces import Copies, read_piece
 from jaxlm.errors import InputError
 from jaxlm.reading.columns import ColumnFile, Kind, saved_files
 from jaxlm.reading.lines import BYTE_ORDER_MARK, COMPRESSED, Errors, Lines, is_compressed, not_utf8, open_input
@@ -38,23 +40,25 @@ _LINES: Any = {"decompress": True, "remedy": REMEDY}
 TFDS_EXTRA = "run launch/setup.sh cpu tfds, or pip install 'jaxlm[tfds]'"
 KINDS = (
     "text:GLOB, lines:GLOB, jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD], "
-    "tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD]"
+    "tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD], midi:GLOB"
 )
 # Kinds of sources, with the optional parts of their names: a split after @, a field after #.
-PARTS = {"text": "", "lines": "", "jsonl": "#", "parquet": "#", "hf-dataset": "@#", "tfds": "@#", "tfds-dir": "@#"}
+PARTS = {"text": "", "lines": "", "midi": "", "jsonl": "#", "parquet": "#"}
+PARTS |= {"hf-dataset": "@#", "tfds": "@#", "tfds-dir": "@#"}
 COLUMNAR: dict[str, Kind] = {"parquet": "parquet", "hf-dataset": "arrow"}
 FIELD = "text"
 SPLIT = "train"
 
 # Bytes of text per unit: large enough that starting one costs little, small enough that a kill loses a few seconds.
 UNIT_BYTES = 2 << 20
+WORDS_PER_MIDI_BYTE = 2  # bytes of text per byte of a MIDI file, roughly
 
 
 @dataclass(frozen=True)
 class Slice:
     """Slice of a source: bytes [begin, end) of file `path`, or records [begin, end) if path is empty.
 
-    Of a Parquet file row groups [begin, end), of an Arrow stream record batches.
+    Of a Parquet file row groups [begin, end), of an Arrow stream record batches, of a MIDI file copies.
     """
 
     path: str
@@ -78,13 +82,22 @@ class Unit:
 
 @dataclass(frozen=True)
 class Source:
-    """Parsed name of a source. place: a glob, the name of a data set, or a directory. split: empty if there is none."""
+    """Parsed name of a source. place: a glob, the name of a data set, or a directory. split: empty if there is none.
+
+    copies: of the pieces of a MIDI source.
+    """
 
     spec: str
     kind: str
     place: str
     field: str
     split: str
+    copies: Copies = Copies()
+
+    @property
+    def is_music(self) -> bool:
+        """True if its documents are pieces of music."""
+        return self.kind == "midi"
 
 
 def parse_source(spec: str) -> Source:
@@ -143,6 +156,13 @@ def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_
         slices, filled = [], 0.0
 
     for path, size in sizes:
+        if source.is_music:
+            for copy in range(len(source.copies.each)):
+                slices.append(Slice(path, copy, copy + 1))
+                filled += size * WORDS_PER_MIDI_BYTE
+                if filled >= unit_bytes:
+                    close()
+            continue
         if source.kind == "text" or is_compressed(path):
             slices.append(Slice(path, 0, None))
             filled += size * COMPRESSED.get(Path(path).suffix, 1)
@@ -265,6 +285,8 @@ def read_slice(source: Source, part: Slice, errors: Errors = "strict") -> Fragme
         return read_lines(part.path, part.begin, part.end, errors)
     if source.kind == "jsonl":
         texts = read_jsonl(part.path, source.field, part.begin, part.end, errors)
+    elif source.is_music:
+        texts = read_piece(part.path, source.copies, part.begin, part.end)
     elif source.kind in COLUMNAR:
         file = ColumnFile(part.path, COLUMNAR[source.kind])
         texts = file.texts(source.field, part.begin, part.end, errors, REMEDY)
