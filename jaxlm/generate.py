@@ -4,6 +4,9 @@ An encoder fills the blanks of its prompts instead: `--prompt 'It was a [MASK] d
 The text printed begins with the decoded prompt. On a terminal a single sample appears while it is generated. Without
 --prompt and --prompts each line of standard input is a prompt (blank lines are skipped). --prompt "" starts a new text.
 
+A model of music (`--tokenizer events:performance`) continues the beginning of a MIDI file into another one: `--prompt
+piece.mid --prompt-seconds 5 --output longer.mid`.
+
 With --prompts FILE --output FILE a killed command continues: prompts that are answered in the output are left out, and
 the result is the same. --output has a line for each sample: {"prompt": "It was", "sample": 0, "text": "It was cold.",
 "generated": " cold.", "tokens": [310, 12], "ended": true}; with "stop", the stop string that ended the text, and

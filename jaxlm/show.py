@@ -1,6 +1,7 @@
 """Show a store, runs, the batch of a step or a task: `python -m jaxlm.show STORE|RUN …|CONFIG|--task TASK`.
 
-A token store: its counts and some of its documents, decoded. A run: its progress, results and starts, or with --step N
+A token store: its counts and some of its documents, decoded, music as a piano roll; `--document K --output FILE` writes
+a document back. A run: its progress, results and starts, or with --step N
 the batch of that step. Several runs: the fields that differ, their metrics and their losses. `--plot FILE.png` writes
 the curves of one or more runs. A config: its fields, parameters, tokens and learning rates; with its data the decoded
 batch of a step. The data are a store for pretraining (`--data.store`), and a task for fine-tuning (`--task`, with

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxlm.errors import InputError
-from jaxlm.reading.midi import PITCHES, read_notes
+from jaxlm.reading.midi import PITCHES
 from jaxlm.text.events import PERFORMANCE, varied, vocabulary
 
 SEMITONE = 1
@@ -51,9 +51,8 @@ def read_piece(path: str, copies: Copies, begin: int, end: int | None) -> Iterat
 
     InputError for a file that cannot be read or has no notes with words.
     """
-    music, notes = vocabulary(copies.events), read_notes(path)
-    if not any(map(music.has, notes)):
-        raise InputError(f"{path} must have notes, got drums only; use --tokenizer events:multitrack, or leave it out")
+    music = vocabulary(copies.events)
+    notes = music.read(path)
     for stretch, transpose in copies.each[begin:end]:
         if words := music.encode(varied(notes, transpose, stretch)):
             yield " ".join(words)

@@ -8,6 +8,7 @@ file is refused.
 import contextlib
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.text_scoring import candidates_text, check_masked_lm, fill_masks, masked_texts
 from jaxlm.progress import Progress
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.midi import is_midi
 from jaxlm.reading.rows import json_objects
+from jaxlm.text.writing import music_for, write_text
 from jaxlm.wording import lacks_field
 
 
@@ -69,8 +72,15 @@ def answer(arguments: GenerateArguments) -> None:
     if given is not None:
         answer_file(answers, given, arguments.output)
         return
-    with contextlib.nullcontext() if arguments.output is None else _open(arguments.output) as output:
-        for number, prompt in enumerate(typed_prompts(arguments.prompt)):
+    path, given_text = arguments.output, prompt_text(arguments, run)
+    if path is not None and given_text is not None and is_midi(path):
+        music_for(run.tokenizer, path, "--output")
+        ((text, (line,)),) = answers([given_text])
+        print(text, flush=True)
+        write_text(path, run.tokenizer, line["text"])
+        return
+    with contextlib.nullcontext() if path is None else _open(path) as output:
+        for number, prompt in enumerate(typed_prompts(given_text)):
             for text, lines in answers([prompt], number=number):
                 print(text, flush=True)
                 if output is not None:
@@ -90,7 +100,22 @@ def check(arguments: GenerateArguments) -> None:
         )
     if arguments.settings.log_probabilities and arguments.output is None:
         raise InputError("--log-probabilities must be given with --output, got none; add --output FILE.jsonl")
+    _check_music(arguments)
     arguments.settings.check()
+
+
+def prompt_text(arguments: GenerateArguments, run: LoadedRun) -> str | None:
+    """Return the text of --prompt, which is that of the beginning of a piece for a MIDI file; None if there is none."""
+    path, seconds = arguments.prompt, arguments.prompt_seconds
+    if not path or not is_midi(path) or (run.tokenizer.music is None and not os.path.isfile(path)):
+        return path
+    music = music_for(run.tokenizer, path, "--prompt")
+    words = music.encode(music.read(path))
+    if seconds is None:
+        return " ".join(words)
+    if not (begun := music.before(words, seconds)):
+        raise InputError(f"--prompt-seconds must be after the first note of {path}, got {seconds:g}; give more")
+    return " ".join(begun)
 
 
 def answer_file(answers: Continuations | Fillings, given: Sequence[str], path: Path | None) -> None:
@@ -166,6 +191,24 @@ class ResumableOutput:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+
+def _check_music(arguments: GenerateArguments) -> None:
+    """Raise InputError for seconds without a MIDI prompt, and for a MIDI file of several samples."""
+    prompt, output = arguments.prompt, arguments.output
+    if arguments.prompt_seconds is not None and not is_midi(prompt or ""):
+        raise InputError(
+            f"--prompt-seconds must be given with --prompt FILE.mid, got {arguments.prompt_seconds:g}; leave it out"
+        )
+    if output is None or not is_midi(output):
+        return
+    if prompt in (None, "-"):
+        raise InputError(f"--prompt must be given with --output {output}, got none; '' begins a new piece")
+    if arguments.settings.num_samples > 1 or arguments.settings.log_probabilities:
+        raise InputError(
+            f"--output must be a .jsonl file with --num-samples and --log-probabilities, got {output}; rename it"
+        )
+    check_output(output)
 
 
 def _prompt_of(row: dict[str, Any], where: str) -> str:

@@ -140,7 +140,10 @@ class GenerateArguments:
     weights: Weights = "average"
     """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     prompt: str | None = None
-    """Text to continue; '' starts a new text. Default, or '-': each line of standard input."""
+    """Text to continue; '' starts a new text. A model of music continues a MIDI file, FILE.mid, too. Default, or '-':
+    each line of standard input."""
+    prompt_seconds: Annotated[float, Range(above=0)] | None = None
+    """Continue the first seconds of a MIDI prompt. Default: the whole piece."""
     prompts: Path | None = None
     """File of prompts. FILE.txt: one per line. FILE.jsonl: objects with the field prompt."""
     settings: Annotated[GenerationSettings, tyro.conf.arg(name="")] = field(default_factory=GenerationSettings)
@@ -149,7 +152,8 @@ class GenerateArguments:
     top: Count = 5
     """Number of candidates per blank, for an encoder."""
     output: Path | None = None
-    """JSONL file for the samples. With --prompts nothing is printed, and a rerun of the command resumes the file."""
+    """JSONL file for the samples. With --prompts nothing is printed, and a rerun of the command resumes the file. A
+    model of music writes its sample to FILE.mid as MIDI."""
 
 
 @dataclass(frozen=True)

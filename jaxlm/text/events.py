@@ -14,10 +14,11 @@ import functools
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from jaxlm.errors import InputError
-from jaxlm.reading.midi import PITCHES, Note
+from jaxlm.reading.midi import PITCHES, Note, read_notes, write_notes
 
 STEPS_PER_SECOND = 100
 LONGEST_SHIFT = 100  # steps
@@ -127,6 +128,17 @@ class Vocabulary(ABC):
                 "give a text or a piece of this vocabulary"
             )
         return self.events[word]
+
+    def read(self, path: Path | str) -> list[Note]:
+        """Return the notes of a MIDI file. InputError where it cannot be read, and without notes that have words."""
+        notes = read_notes(path)
+        if not any(map(self.has, notes)):
+            raise InputError(f"{path} must have notes, got drums only; use events:multitrack, or leave it out")
+        return notes
+
+    def write(self, path: Path | str, words: Iterable[str]) -> None:
+        """Write the notes of words to a MIDI file."""
+        write_notes(path, self.decode(words))
 
     def before(self, words: Sequence[str], seconds: float) -> list[str]:
         """Return the first words of a piece, those of its events before a time. Notes that sound then stay open."""

@@ -21,6 +21,10 @@ class ShowArguments:
     """Show the batch of this step of a run, counted from 0."""
     count: Natural = 3
     """Documents or rows to show."""
+    document: Natural | None = None
+    """Show this document of a store alone, whole; from 0, in the order of the store."""
+    output: Path | None = None
+    """Write the document to this file: as MIDI if it ends in .mid, else as text."""
     plot: Path | None = None
     """Write the curves of the runs, of training and validation, to this file: .png, .pdf or .svg."""
 

@@ -6,13 +6,18 @@ texts.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxlm.data.store import Store
+from jaxlm.errors import InputError
+from jaxlm.files import check_output
 from jaxlm.tasks import Task, TaskData, encode_examples
 from jaxlm.text import Tokenizer
+from jaxlm.text.writing import write_text
+from jaxlm.views.piano_roll import roll_lines
 from jaxlm.wording import counted
 
 TEXT = 600  # characters of a document that are shown
@@ -35,6 +40,14 @@ def indented(text: str) -> Iterable[str]:
 def truncated(text: str, more: bool = False) -> str:
     """Return the first TEXT characters of a text. more: True if the text is only the start of a longer one."""
     return text[:TEXT] + (" …" if more or len(text) > TEXT else "")
+
+
+def text_lines(tokenizer: Tokenizer, ids: Sequence[int], more: bool = False) -> Iterable[str]:
+    """Return the start of a text, indented, or the piano roll of music. more: True if `ids` are only its beginning."""
+    text = tokenizer.decode(ids)
+    if tokenizer.music is None:
+        return indented(truncated(text, more))
+    return indented("\n".join(roll_lines(tokenizer.music.decode(text.split()))) + "\n…" * more)
 
 
 def ratio(count: float, by: float) -> str:
@@ -69,10 +82,31 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
         yield ""
         yield f"document {document}: {end - first:,} tokens from {first:,}"
         if store.sentence_starts is None:
-            yield from indented(truncated(tokenizer.decode(ids), end - first > len(ids)))
+            yield from text_lines(tokenizer, ids, end - first > len(ids))
         else:
             yield from _sentence_lines(store, tokenizer, first, end)
         yield f"    tokens: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
+
+
+def document_lines(store: Store, number: int, output: Path | None) -> Iterator[str]:
+    """Yield the text of a document, or the piano roll of a piece; write it to `output` instead if that is given.
+
+    number: from 0. A file that ends in .mid or .midi becomes a MIDI file, any other file the text alone.
+    """
+    if number >= store.documents:
+        raise InputError(
+            f"--document must be below {store.documents:,}, the number of documents, got {number}; give a smaller one"
+        )
+    tokenizer = store.tokenizer()
+    first, end = (int(offset) for offset in store.document_starts[number : number + 2])
+    ids = np.asarray(store.tokens[first:end]).tolist()
+    if output is None:
+        text = tokenizer.decode(ids)
+        yield from text.split("\n") if tokenizer.music is None else roll_lines(tokenizer.music.decode(text.split()))
+        return
+    check_output(output)
+    write_text(output, tokenizer, tokenizer.decode(ids))
+    yield f"document {number}, {end - first:,} tokens: {output}"
 
 
 def tokenizer_lines(tokenizer: Tokenizer) -> Iterator[str]:

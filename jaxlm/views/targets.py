@@ -36,7 +36,7 @@ from jaxlm.training.program import with_published_vocabulary
 from jaxlm.training.start import open_source, trained_length
 from jaxlm.views.arguments import ShowArguments, ShowFinetuningArguments, ShowPretrainingArguments, ShowRowsArguments
 from jaxlm.views.curves import check_plot
-from jaxlm.views.data import Reader, ends, indented, store_lines, task_lines, truncated
+from jaxlm.views.data import Reader, document_lines, ends, indented, store_lines, task_lines, text_lines, truncated
 from jaxlm.views.run import comparison_lines, plot_runs, run_lines
 
 
@@ -101,10 +101,18 @@ def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
     """Yield the view of a store, a run or several runs."""
     if not arguments.target:
         raise InputError("a token store, a run or a config must be given, got nothing; name one")
+    if arguments.output is not None and arguments.document is None:
+        raise InputError(f"--output must be given with --document, got {arguments.output} without; add --document K")
     first, step = Path(arguments.target[0]), arguments.step
     if len(arguments.target) == 1 and (first / DESCRIPTION).is_file():
-        yield from store_lines(open_store(first), arguments.count)
+        store = open_store(first)
+        if arguments.document is None:
+            yield from store_lines(store, arguments.count)
+        else:
+            yield from document_lines(store, arguments.document, arguments.output)
         return
+    if arguments.document is not None:
+        raise InputError(f"--document must be given with one token store, got {first}; leave it out")
     runs = [RunDirectory(split_run(target)[0]) for target in arguments.target]
     if step is not None and len(runs) > 1:
         raise InputError(f"--step must be given with one run, got {len(runs)}; leave it out to compare them")
@@ -186,7 +194,7 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the text of a row, and the first and last positions of each segment: token, target and weight."""
     segments = np.asarray(batch.segments[row])
-    yield from indented(truncated(tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist())))
+    yield from text_lines(tokenizer, np.asarray(batch.ids[row])[segments > 0].tolist())
 
     def line(slot: int) -> str:
         i, target, weight = int(batch.ids[row, slot]), int(batch.targets[row, slot]), batch.weights[row, slot]
