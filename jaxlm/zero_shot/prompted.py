@@ -12,7 +12,6 @@ value names them. A prompt that is too long loses its beginning, the article of 
 such prompts.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from jaxlm.data.sentences import sentence_ends
 from jaxlm.errors import InputError
 from jaxlm.inference.strategies import Sampling
 from jaxlm.tasks.metrics.answers import answer_scores, exact_match, token_f1
-from jaxlm.tasks.metrics.classification import RESAMPLES
+from jaxlm.tasks.metrics.generated import bleu, rouge
 from jaxlm.zero_shot.model import GREEDY, Continuation, Continuer, Query
 from jaxlm.zero_shot.prompted_rows import (
     Row,
@@ -39,40 +38,8 @@ from jaxlm.zero_shot.prompted_rows import (
 )
 from jaxlm.zero_shot.task import Measured, ZeroShotTask, mean_and_stderr, sampled
 
-EXTRA = "run launch/setup.sh cpu zero-shot, or pip install 'jaxlm[zero-shot]'"
-ROUGE = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeLsum"}
 DECILES = 10
 _OPTIONS = ("sample", "prompt", "prompt_examples", "prompt_rows")
-
-
-def bleu(texts: Sequence[str], references: Sequence[str]) -> tuple[float, float, str]:
-    """Return BLEU of a corpus from 0 to 100, its standard error by bootstrap, and sacrebleu's signature."""
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise InputError(f"translation needs sacrebleu, which is not installed; {EXTRA}") from error
-    metric = BLEU()
-    value = metric.corpus_score(list(texts), [list(references)]).score
-    signature = str(metric.get_signature())
-    resampling = BLEU()
-    resampled = resampling.corpus_score(list(texts), [list(references)], n_bootstrap=RESAMPLES)
-    fields = json.loads(resampled.format(width=9, is_json=True, signature=str(resampling.get_signature())))
-    # Half of the interval that holds 95 % of the resampled values; it has no such field if all of them are 0.
-    return value, fields.get("confidence_var", 0.0) / 1.96, signature
-
-
-def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the ROUGE-1, ROUGE-2 and ROUGE-L F1 of each text, fractions (n,), with stemming.
-
-    Sentences are lines; ROUGE-L is the union over sentences, as in the original ROUGE-1.5.5 (`rougeLsum`).
-    """
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise InputError(f"summarization needs rouge-score, which is not installed; {EXTRA}") from error
-    scorer: Any = RougeScorer(list(ROUGE.values()), use_stemmer=True)
-    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    return {name: np.array([one[theirs].fmeasure for one in scores]) for name, theirs in ROUGE.items()}
 
 
 def conversation_scores(text: str, answers: Sequence[str]) -> tuple[float, float]:
@@ -228,14 +195,14 @@ def open_scores(
 def translation_scores(continuer, continuations, answers: Sequence[str], rows: Sequence[Row]) -> Iterator[Values]:
     """Yield BLEU."""
     del continuer, continuations
-    value, stderr, signature = bleu(answers, [row.answers[0] for row in rows])
+    value, stderr, signature = bleu(answers, [row.answers[:1] for row in rows])
     yield Values("bleu", value, stderr, {"unit": "corpus, 0 to 100", "signature": signature})
 
 
 def summary_scores(continuer, continuations, answers: Sequence[str], rows: Sequence[Row]) -> Iterator[Values]:
     """Yield ROUGE-1, ROUGE-2, ROUGE-L and their average."""
     del continuer, continuations
-    found = rouge(answers, [row.answers[0] for row in rows])
+    found = rouge(answers, [row.answers[:1] for row in rows])
     found["rouge_average"] = np.mean(list(found.values()), axis=0)
     for metric, values in found.items():
         yield Values(metric, *mean_and_stderr(values), {"unit": "summary, F1 from 0 to 1, stemmed"}, values)

@@ -11,8 +11,6 @@ import jax
 import numpy as np
 import pytest
 import toy
-from rouge_score.rouge_scorer import RougeScorer
-from sacrebleu import corpus_bleu
 from toy_run import toy_tokenizer
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
@@ -25,12 +23,10 @@ from jaxlm.zero_shot.model import Continuation, Continuer, Query, ZeroShotModel
 from jaxlm.zero_shot.prompted import (
     PROMPTED,
     PromptedTask,
-    bleu,
     conversation_scores,
     first_sentence,
     first_sentences,
     open_scores,
-    rouge,
 )
 from jaxlm.zero_shot.prompted_rows import Row, open_questions, read_template, reading_questions, sentence_pairs
 
@@ -209,19 +205,7 @@ def test_prompts_of_sentence_pairs(tmp_path):
     assert [row.fields["source"] for row in sentence_pairs(plain)[0]] == ["one", "two"]
 
 
-def test_scores_are_those_of_the_libraries():
-    """Fails when texts and references are exchanged, or when an option of a library changes."""
-    texts = ["the cat sat on the mat", "a dog ran very far away today"]
-    references = ["the cat sat on a mat", "a dog ran very far away"]
-    value, stderr, signature = bleu(texts, references)
-    assert value == pytest.approx(corpus_bleu(texts, [references]).score) and 0 < stderr < 30
-    assert signature.startswith("nrefs:1|case:mixed") and "bs:" not in signature
-    found = rouge(["A cat sat.\nIt runs."], ["It ran.\nThe cats sat."])
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeLsum"], use_stemmer=True)
-    expected = scorer.score("It ran.\nThe cats sat.", "A cat sat.\nIt runs.")
-    assert [float(found[name][0]) for name in ("rouge_1", "rouge_2", "rouge_l")] == [
-        expected[name].fmeasure for name in ("rouge1", "rouge2", "rougeLsum")
-    ]
+def test_the_first_sentences_are_lines():
     assert first_sentences(Path("x"), " A cat  sat. It\nruns. And so. More.") == "A cat sat.\nIt runs.\nAnd so."
 
 
