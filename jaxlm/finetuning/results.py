@@ -79,12 +79,12 @@ def write_result(
     The selection split comes first: the threshold for unanswerable questions is tuned on it and then used for the
     others.
     """
-    selection_split, lengths = context.task.selects, context.batches(trial.seed).lengths
+    selection_split, sizes = context.task.selects, context.batches(trial.seed).sizes
     splits = [split for split in context.encoded if split != "train"]
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
     for split in sorted(splits, key=lambda split: split != selection_split):
-        found[split] = evaluate_split(context, programs, params, split, lengths, threshold)
+        found[split] = evaluate_split(context, programs, params, split, sizes, threshold)
         threshold = found[selection_split][1].get("threshold")
     scope = {"seed": trial.seed, "learning_rate": trial.rate}
     result: dict[str, Any] = scope | {"step": progress.step}

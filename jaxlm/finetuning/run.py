@@ -294,7 +294,7 @@ def encoded_splits(planned: Plan) -> dict[str, Encoded]:
         split: tasks.encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
         for split in planned.data.splits
     }
-    row = encoded["train"].batch(np.array([0]), planned.length, 1)
+    row = encoded["train"].batch(np.array([0]), tasks.Size(encoded["train"].source_limit, planned.length), 1)
     check_batch_memory(row, planned.batch_size)
     check_batch_memory(row, planned.config.eval_batch_size or planned.batch_size, "eval_batch_size")
     return encoded
@@ -308,14 +308,14 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
         input_format, epochs = family_of(config.model).input_format, config.num_epochs or 0
         num_steps = tasks.steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
         config = replace(config, num_steps=num_steps)
-    for length in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).lengths:
-        check_sizes(length, config.execution.loss_chunks, config.model)
+    for size in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).sizes:
+        check_sizes(size.length, config.execution.loss_chunks, config.model)
     return config, num_steps
 
 
 def _fitted(config: FinetuneConfig, planned: Plan, encoded: Mapping[str, Encoded], mesh: Mesh) -> FinetuneConfig:
     """Return the config with its `auto` fields resolved for this machine's devices: the longest batches fit."""
-    longest = max(TrainBatches(encoded["train"], batch_size=planned.batch_size, seed=0, num_steps=1).lengths)
+    longest = max(TrainBatches(encoded["train"], batch_size=planned.batch_size, seed=0, num_steps=1).sizes, key=sum)
     row = encoded["train"].batch(np.array([0]), longest, 1)
     return fitted_to_devices(config, lambda choice: make_task_learner(choice, planned.task), [row], mesh)
 

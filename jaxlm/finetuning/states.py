@@ -105,7 +105,7 @@ class Stacked:
         settings = [trial_settings(context, trial.rate) for trial in self.all]
         self.settings = self.spread(jax.tree.map(lambda *leaves: np.stack(leaves), *settings))
         self.jitted = jax.jit(self._step, donate_argnums=0, out_shardings=(self._shardings(self.abstract), None))
-        shapes, options = len(self.data[0].lengths), context.config.execution.compiler_options()
+        shapes, options = len(self.data[0].sizes), context.config.execution.compiler_options()
         self.step = CompiledStep("group's training", self.jitted, expected_shapes=shapes, options=options, rows_axis=1)
         self.best: Any = None
         alone = jax.tree.map(lambda leaf: leaf.sharding, programs.program.abstract.params)
@@ -249,7 +249,7 @@ def _trials_per_device(context: TrialContext, programs: Programs) -> int:
     if "bytes_limit" not in stats:
         return 1
     group = Stacked(context, programs, [Trial(0, 0.0)] * context.mesh.size, first=0)
-    longest = max(range(min(group.data[0].steps_per_epoch, 256)), key=group.data[0].length_at)
+    longest = max(range(min(group.data[0].steps_per_epoch, 256)), key=group.data[0].size_at)
     memory = group.jitted.lower(group.abstract, group.batch(longest), group.settings).compile().memory_analysis()
 
     def size(tree: Any) -> int:

@@ -15,7 +15,7 @@ from jaxlm.inference.prediction import make_predict_step, predict_split
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
-from jaxlm.tasks import FORMATS, Encoded, Predicted, Task, TrainBatches
+from jaxlm.tasks import FORMATS, Encoded, Predicted, Size, Task, TrainBatches
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -153,12 +153,12 @@ def make_programs(context: TrialContext) -> Programs:
     learner = make_task_learner(context.config, context.task)
     program = make_program(learner, context.config, context.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract.params)
-    lengths, options = len(context.batches(0).lengths), context.config.execution.compiler_options()
+    sizes, options = len(context.batches(0).sizes), context.config.execution.compiler_options()
     predict = jax.jit(make_predict_step(learner))
     return Programs(
         program=program,
-        train=CompiledStep("training", program.step, expected_shapes=lengths, options=options),
-        predict=CompiledStep("evaluation", predict, expected_shapes=lengths + 1, options=options),
+        train=CompiledStep("training", program.step, expected_shapes=sizes, options=options),
+        predict=CompiledStep("evaluation", predict, expected_shapes=sizes + 1, options=options),
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
     )
 
@@ -197,10 +197,10 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
 
 
 def evaluate_split(
-    context: TrialContext, programs: Programs, params: Any, split: str, lengths: tuple[int, ...], threshold: Any = None
+    context: TrialContext, programs: Programs, params: Any, split: str, sizes: tuple[Size, ...], threshold: Any = None
 ) -> tuple[Predicted, dict[str, float]]:
     """Return the predictions for a split and its metrics (empty if it has no labels)."""
     encoded = context.encoded[split]
     size = context.config.eval_batch_size or context.batch_size
-    predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, lengths=lengths)
+    predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, sizes=sizes)
     return predictions.predicted(context.task, encoded, threshold)

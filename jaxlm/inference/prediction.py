@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.rows import run_batches
-from jaxlm.tasks import Encoded, Predicted, Task, encode_examples, eval_batches, predictions
-from jaxlm.tasks.batches import standard_lengths
+from jaxlm.tasks import Encoded, Predicted, Size, Task, encode_examples, eval_batches, predictions
+from jaxlm.tasks.batches import standard_sizes
 from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, with_inputs
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.task_model import TaskLearner
@@ -70,13 +70,13 @@ def predict_split(
     mesh: Mesh,
     *,
     batch_size: int,
-    lengths: Iterable[int] | None = None,
+    sizes: Sequence[Size] | None = None,
 ) -> SplitPredictions:
     """Compute the outputs of every row of a split once. step: a compiled `make_predict_step`."""
     found: dict[int, np.ndarray] = {}
     embedded: dict[int, np.ndarray] = {}
     loss, weight = 0.0, 0.0
-    batches = eval_batches(encoded, batch_size=batch_size, lengths=None if lengths is None else tuple(lengths))
+    batches = eval_batches(encoded, batch_size=batch_size, sizes=sizes)
     with_indices = ((batch.index.tolist(), batch) for batch in batches)
     for indices, (outputs, vectors, batch_loss, batch_weight) in run_batches(step, params, with_indices, mesh):
         for index, row in zip(indices, outputs, strict=True):
@@ -130,9 +130,9 @@ class Predictor:
         self.limit = config.length or run.model.max_length
         self.batch_size = batch_size
         self._run = run
-        self._lengths = standard_lengths(self.limit)
+        self._sizes = standard_sizes(self.limit)
         step = jax.jit(make_predict_step(learner, embeddings=embeddings))
-        self._step = CompiledStep("evaluation", step, expected_shapes=len(self._lengths))
+        self._step = CompiledStep("evaluation", step, expected_shapes=len(self._sizes))
 
     def encode(self, examples: Sequence[Any], *, part: str = "") -> Encoded:
         """Return examples as token sequences. part: name of their split in errors."""
@@ -142,9 +142,7 @@ class Predictor:
     def predict(self, encoded: Encoded) -> SplitPredictions:
         """Return the outputs of every row, in order. The mesh of the run must be in use."""
         run = self._run
-        return predict_split(
-            self._step, run.params, encoded, run.mesh, batch_size=self.batch_size, lengths=self._lengths
-        )
+        return predict_split(self._step, run.params, encoded, run.mesh, batch_size=self.batch_size, sizes=self._sizes)
 
     def lines(
         self, examples: Sequence[Any], *, first: int = 0, inputs: bool = False, top_k: int | None = None

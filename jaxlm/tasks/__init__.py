@@ -8,11 +8,11 @@ from jaxlm.tasks.batches import (
     TrainBatches,
     choose_lengths,
     eval_batches,
-    standard_lengths,
+    standard_sizes,
     steps_of_epochs,
 )
 from jaxlm.tasks.custom import CustomConfig
-from jaxlm.tasks.encoding import Encoded, empty_row, encode_examples, encode_split
+from jaxlm.tasks.encoding import Encoded, Size, empty_row, encode_examples, encode_split
 from jaxlm.tasks.examples import Example, SpanExample, Split, TaggedSentence, TaskData
 from jaxlm.tasks.input_formats import FORMATS
 from jaxlm.tasks.kinds import KINDS
@@ -38,6 +38,7 @@ __all__ = [
     "Encoded",
     "Example",
     "Predicted",
+    "Size",
     "SpanExample",
     "Split",
     "TaggedSentence",
@@ -57,7 +58,7 @@ __all__ = [
     "read_split",
     "read_task",
     "rows_of_records",
-    "standard_lengths",
+    "standard_sizes",
     "steps_of_epochs",
     "typical_task",
 ]

@@ -1,24 +1,24 @@
-"""Batches of token sequences in a few bucket lengths, which are chosen in advance from the data.
+"""Batches of token sequences in a few bucket sizes, which are chosen in advance from the data.
 
-Every length is a program to compile and padding is wasted compute: a few bucket lengths are chosen, from the data
-alone, to minimise the padding. `batch = f(seed, step)`: the length of a step depends on the data, the batch size and
-the epoch; the seed orders the examples within that plan. So all seeds of a table, and all processes, run the same
-programs in the same order, and a run resumes from its step number alone.
+Every size is a program to compile and padding is wasted compute: a few bucket sizes are chosen, from the data alone, to
+minimise the padding. A size is a pair of lengths: that of the source, which an encoder-decoder reads apart, and that of
+the sequence itself. Models that read one sequence have sources of length 0.
+
+`batch = f(seed, step)`: the size of a step depends on the data, the batch size and the epoch; the seed orders the
+examples within that plan. So all seeds of a table, and all processes, run the same programs in the same order, and a
+run resumes from its step number alone.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from jaxlm.tasks.encoding import Encoded
+from jaxlm.tasks.encoding import Encoded, Size
 from jaxlm.tasks.input_formats import FORMATS
 
-if TYPE_CHECKING:
-    from jaxlm.data.batch import ExampleBatch
-
-
 MAX_LENGTHS = 4
+MAX_LENGTHS_OF_SOURCE = 2  # lengths beside each length of the source, if there are several
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
 _ORDER, _PLAN = 0, 1  # the first word of a random stream's seed: the purpose of the stream
 
@@ -29,7 +29,7 @@ def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGT
     Candidates are multiples of 8; `limit` replaces one above it. Exact, by dynamic programming over the histogram:
     cost[k][j] is the least number of positions for all examples up to candidate j with k lengths, the last being j.
     """
-    rounded = np.minimum(-(-np.maximum(longest, 1) // MULTIPLE) * MULTIPLE, limit)
+    rounded = np.minimum(-(-longest // MULTIPLE) * MULTIPLE, limit)
     candidates, counts = np.unique(rounded, return_counts=True)
     total = np.concatenate([[0], np.cumsum(counts)])
     size = len(candidates)
@@ -48,9 +48,30 @@ def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGT
     return tuple(reversed(lengths))
 
 
-def standard_lengths(limit: int) -> tuple[int, ...]:
-    """Return doubling lengths up to `limit`, for rows that are streamed and cannot be measured in advance."""
-    return (*(2**power for power in range(5, 20) if 2**power < limit), limit)
+def choose_sizes(encoded: Encoded) -> tuple[Size, ...]:
+    """Return bucket sizes, ascending: lengths of the sources by `choose_lengths`, and beside each of these lengths of
+    its rows."""
+    sources, found = encoded.longest_source, list[Size]()
+    source_lengths = choose_lengths(sources, encoded.source_limit)
+    most = MAX_LENGTHS if len(source_lengths) == 1 else MAX_LENGTHS_OF_SOURCE
+    of_source = np.searchsorted(source_lengths, sources)
+    for number, source in enumerate(source_lengths):
+        lengths = choose_lengths(encoded.longest[of_source == number], encoded.length, most)
+        found += [Size(source, length) for length in lengths]
+    return tuple(found)
+
+
+def standard_sizes(limit: int, source_limit: int = 0) -> tuple[Size, ...]:
+    """Return doubling lengths up to `limit`, for rows that are streamed and cannot be measured in advance.
+
+    source_limit: of the source; 0: there is none.
+    """
+
+    def doubling(most: int) -> tuple[int, ...]:
+        return (*(2**power for power in range(5, 20) if 2**power < most), most)
+
+    sources = doubling(source_limit) if source_limit else (0,)
+    return tuple(Size(source, length) for source in sources for length in doubling(limit))
 
 
 class TrainBatches:
@@ -59,52 +80,53 @@ class TrainBatches:
     An epoch has floor(n / batch_size) steps, as in GPT-1's code, and every example at most once; all batches are full.
     The n % batch_size examples that an epoch omits are taken from the buckets in proportion to their size, at random
     within each bucket. The remaining examples are ordered from the longest bucket to the shortest, shuffled within each
-    bucket, and divided into batches; a batch that crosses a boundary has the longer bucket's length. The batches of an
-    epoch are shuffled too, independently of the seed. A data set smaller than a batch makes one batch per epoch, padded
-    with rows of weight 0.
+    bucket, and divided into batches; a batch that crosses a boundary holds the longest of its buckets. The batches of
+    an epoch are shuffled too, independently of the seed. A data set smaller than a batch makes one batch per epoch,
+    padded with rows of weight 0.
 
     Args:
       seed: orders the examples. num_steps: `len`.
 
-    Attributes: lengths, the bucket lengths; steps_per_epoch.
+    Attributes: sizes, those of all batches, ascending; steps_per_epoch.
     """
 
     def __init__(self, encoded: Encoded, *, batch_size: int, seed: int, num_steps: int) -> None:
         if not len(encoded):
             raise ValueError("a split must have examples to be batched, got none")
         self.encoded, self.batch_size, self.seed = encoded, batch_size, seed
-        self.lengths = choose_lengths(encoded.longest, encoded.length)
+        sizes = choose_sizes(encoded)
         self.steps_per_epoch = max(1, len(encoded) // batch_size)
         self._num_steps = num_steps
-        buckets = np.searchsorted(self.lengths, encoded.longest)
+        buckets = bucket_of(sizes, encoded)
         # Longest bucket first, file order within: the base order, which every epoch shuffles within the buckets.
-        self._members = [np.flatnonzero(buckets == bucket) for bucket in reversed(range(len(self.lengths)))]
-        sizes = np.array([len(members) for members in self._members])
+        self._members = [np.flatnonzero(buckets == bucket) for bucket in reversed(range(len(sizes)))]
+        counts = np.array([len(members) for members in self._members])
         left_out = len(encoded) % batch_size if len(encoded) >= batch_size else 0
-        self._taken = sizes - _apportion(left_out, sizes)
+        self._taken = counts - _apportion(left_out, counts)
+        ordered = np.repeat(np.array(sizes)[::-1], self._taken, axis=0)
         firsts = np.arange(self.steps_per_epoch) * batch_size
-        position = np.searchsorted(np.cumsum(self._taken), firsts, side="right")
-        self._batch_lengths = np.array(self.lengths[::-1])[position]
+        self._batch_sizes = [Size(*ordered[first : first + batch_size].max(axis=0).tolist()) for first in firsts]
+        self.sizes = tuple(sorted({*sizes, *self._batch_sizes}))
         self._cached_epoch: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return self._num_steps
 
-    def __getitem__(self, step: int) -> "ExampleBatch":
+    def __getitem__(self, step: int) -> Any:
         if step < 0:
             raise IndexError(f"step must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
         block = self._plan(epoch)[position]
         rows = self._order(epoch)[block * self.batch_size : (block + 1) * self.batch_size]
-        return self.encoded.batch(rows, int(self._batch_lengths[block]), self.batch_size)
+        return self.encoded.batch(rows, self._batch_sizes[block], self.batch_size)
 
-    def __iter__(self) -> Iterator["ExampleBatch"]:
+    def __iter__(self) -> Iterator[Any]:
         return (self[step] for step in range(len(self)))
 
-    def length_at(self, step: int) -> int:
-        """Return the length of a step's batch without building it. It is the same for every seed."""
+    def size_at(self, step: int) -> Size:
+        """Return the size of a step's batch without building it. It is the same for every seed."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        return int(self._batch_lengths[self._plan(epoch)[position]])
+        return self._batch_sizes[self._plan(epoch)[position]]
 
     def _plan(self, epoch: int) -> np.ndarray:
         return _generator(_PLAN, epoch).permutation(self.steps_per_epoch)
@@ -130,27 +152,33 @@ def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num
     return max(1, int(examples / batch_size * num_epochs))
 
 
-def eval_batches(
-    encoded: Encoded, *, batch_size: int, lengths: Sequence[int] | None = None
-) -> Iterator["ExampleBatch"]:
+def eval_batches(encoded: Encoded, *, batch_size: int, sizes: Sequence[Size] | None = None) -> Iterator[Any]:
     """Yield every example once, from the longest to the shortest; the last batch is padded with rows of weight 0.
 
-    `index` is the example of each row. lengths: bucket lengths to use, such as those of the training batches, so that
-    no new program is compiled; chosen from the data by default. If an example is longer than all of them, the length of
-    the longest example is added.
+    `index` is the example of each row. sizes: bucket sizes to use, such as those of the training batches, so that no
+    new program is compiled; chosen from the data by default. If none of them holds the longest source and the longest
+    sequence, a size that does is added.
     """
     if not len(encoded):
         return
-    if lengths is None:
-        lengths = choose_lengths(encoded.longest, encoded.length)
-    if encoded.longest.max() > max(lengths):
-        lengths = (*lengths, *choose_lengths(encoded.longest, encoded.length, 1))
-    buckets = np.unique(lengths)
-    order = np.argsort(-encoded.longest, kind="stable")
+    sources, lengths = encoded.longest_source, encoded.longest
+    known = choose_sizes(encoded) if sizes is None else tuple(sizes)
+    if not any(size.holds(sources.max(), lengths.max()) for size in known):
+        (source,) = choose_lengths(sources, encoded.source_limit, 1)
+        (length,) = choose_lengths(lengths, encoded.length, 1)
+        known = (*known, Size(source, length))
+    order = np.lexsort((-lengths, -sources))
     for first in range(0, len(encoded), batch_size):
         rows = order[first : first + batch_size]
-        length = buckets[np.searchsorted(buckets, encoded.longest[rows[0]])]
-        yield encoded.batch(rows, int(length), batch_size)
+        longest = sources[rows].max(), lengths[rows].max()
+        yield encoded.batch(rows, min((size for size in known if size.holds(*longest)), key=sum), batch_size)
+
+
+def bucket_of(sizes: Sequence[Size], encoded: Encoded) -> np.ndarray:
+    """Return the index in ascending `sizes` of the first one that holds each row, int64 (rows,)."""
+    table = np.array(sizes)
+    holds = (encoded.longest_source[:, None] <= table[:, 0]) & (encoded.longest[:, None] <= table[:, 1])
+    return holds.argmax(axis=1)
 
 
 def _apportion(total: int, sizes: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from jaxlm.data.batch import ExampleBatch
     from jaxlm.tasks.kinds.texts import TextTask
     from jaxlm.text import Tokenizer
+
+
+class Size(NamedTuple):
+    """The lengths that the rows of a batch are padded to.
+
+    source: of the source, 0 for models that read one sequence. length: of the sequence itself.
+    """
+
+    source: int
+    length: int
+
+    def holds(self, source: int, length: int) -> bool:
+        """Return True if a row with these lengths fits."""
+        return source <= self.source and length <= self.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +58,16 @@ class Encoded(abc.ABC):
         return len(self.longest)
 
     @property
+    def longest_source(self) -> np.ndarray:
+        """The length of the source of each row, int32 (rows,); 0 for models that read one sequence."""
+        return np.zeros(len(self), np.int32)
+
+    @property
+    def source_limit(self) -> int:
+        """The maximum length of a source."""
+        return 0
+
+    @property
     def num_examples(self) -> int:
         """The number of examples, from which the number of steps of a run is computed."""
         return len(self)
@@ -60,11 +84,11 @@ class Encoded(abc.ABC):
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Return `extract`, `second` and `labels` of a batch that begins with these rows; see `ExampleBatch`."""
 
-    def batch(self, rows: np.ndarray, length: int, batch_size: int) -> "ExampleBatch":
-        """Return these rows padded to `length`, and rows of weight 0 up to `batch_size`."""
+    def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> Any:
+        """Return these rows padded to `size`, and rows of weight 0 up to `batch_size`: an `ExampleBatch`."""
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed
 
-        ids = np.full((batch_size, self.num_sequences, length), self.pad, np.int32)
+        ids = np.full((batch_size, self.num_sequences, size.length), self.pad, np.int32)
         lengths = np.zeros(ids.shape[:2], np.int32)
         for position, row in enumerate(rows):
             for number, sequence in enumerate(self.sequences(int(row))):
@@ -73,7 +97,7 @@ class Encoded(abc.ABC):
         weights, index = np.zeros(batch_size, np.float32), np.full(batch_size, -1, np.int32)
         weights[: len(rows)] = 1
         index[: len(rows)] = rows
-        marks = self.marks(rows, lengths, length)
+        marks = self.marks(rows, lengths, size.length)
         return ExampleBatch(ids=ids, lengths=lengths, weights=weights, index=index, **marks)
 
 

@@ -233,7 +233,7 @@ def finetune_lines(
     yield f"task {task.name}: {task.kind}, input form {task.form}, labels {', '.join(task.labels) or 'none'}"
     for line in data.report():
         yield f"  {line}"
-    buckets = ", ".join(map(str, batches.lengths))
+    buckets = ", ".join(str(size.length) for size in batches.sizes)
     yield f"  truncated to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     yield (
         f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "

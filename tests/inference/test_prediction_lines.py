@@ -24,7 +24,7 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import Predictor
 from jaxlm.models.heads import LSTMHead, PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
-from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, read_rows
+from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Size, read_rows
 from jaxlm.tasks.kinds.texts import LabelSets
 from jaxlm.tasks.predicted import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
 
@@ -295,7 +295,7 @@ def test_vectors_of_a_recurrent_head(runs):
     run, files = runs["classification"]
     loaded = load_run(run)
     predictor = Predictor(loaded, "predict", batch_size=8)
-    batch = predictor.encode(list(read_rows(files / "test.jsonl", predictor.task))).batch(np.arange(7), 24, 8)
+    batch = predictor.encode(list(read_rows(files / "test.jsonl", predictor.task))).batch(np.arange(7), Size(0, 24), 8)
     head = LSTMHead(PooledHead("classification", 2, 0.1, 0.5), width=8, num_layers=1)
     first = head.init(jax.random.key(0), jnp.zeros((2, 1, 1, 16)), jnp.ones((1, 1), jnp.int32), train=False)
     params = {"backbone": loaded.params["backbone"], "head": nn.unbox(first["params"])}

@@ -10,6 +10,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks import (
     TASKS,
     CustomConfig,
+    Size,
     TaggedSentence,
     Task,
     TaskOptions,
@@ -205,7 +206,7 @@ def test_neighbours_of_the_document_are_read_but_not_labelled():
     seen = ["".join(dict.fromkeys(row)) for row in rows]
     assert seen == ["abc", "abc", "bcd", "cde", "cde", "fg", "fg"]
     for row in range(7):
-        batch = encoded.batch(np.array([row]), 11, 1)
+        batch = encoded.batch(np.array([row]), Size(0, 11), 1)
         labelled = np.flatnonzero(batch.labels[0] >= 0)
         assert {chr(batch.ids[0, 0, place] - 10) for place in labelled} == {"abcdefg"[row]} and len(labelled) == 3
     _, alone = encode(examples, length=11, context="sentence")
@@ -288,7 +289,7 @@ def test_real_wnut(data_directory):
         assert words - int((encoded.words >= 0).sum()) == without[part]
         gold = []
         for row in range(len(encoded)):
-            (batch,) = [encoded.batch(np.array([row]), int(encoded.longest[row]), 1)]
+            (batch,) = [encoded.batch(np.array([row]), Size(0, int(encoded.longest[row])), 1)]
             gold.append(np.eye(len(task.labels))[np.maximum(batch.labels[0], 0)] * 9)
         found = predictions(task, encoded, gold)
         assert found.metrics["entity_f1"] == 1.0 and len(found.lines) == len(encoded)

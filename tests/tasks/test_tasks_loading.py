@@ -11,6 +11,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks import (
     TASKS,
     Example,
+    Size,
     Split,
     TaskData,
     TrainBatches,
@@ -19,9 +20,10 @@ from jaxlm.tasks import (
     encode_split,
     eval_batches,
     read_task,
-    standard_lengths,
+    standard_sizes,
     steps_of_epochs,
 )
+from jaxlm.tasks.batches import choose_sizes
 from jaxlm.tasks.input_formats import arrange, split_room
 
 START, DELIMITER, EXTRACT, END = 1, 2, 3, 4
@@ -209,8 +211,8 @@ def test_epochs_are_counted_as_each_models_code_counts_them(examples, batch_size
 def test_seed_orders_within_lengths_that_the_data_decides(split):
     one, other = (TrainBatches(split, batch_size=32, num_steps=45, seed=seed) for seed in (0, 1))
     lengths = [batch.ids.shape[-1] for batch in one]
-    assert lengths == [batch.ids.shape[-1] for batch in other] == [one.length_at(step) for step in range(len(one))]
-    assert 2 <= len(set(lengths)) <= 4 and set(lengths) <= set(one.lengths)
+    assert lengths == [batch.ids.shape[-1] for batch in other] == [one.size_at(step).length for step in range(len(one))]
+    assert 2 <= len(set(lengths)) <= 4 and {(0, length) for length in lengths} <= set(one.sizes)
     assert any((one[step].index != other[step].index).any() for step in range(len(one)))
     epochs = [lengths[:15], lengths[15:30], lengths[30:]]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2]) and epochs[0] != epochs[1]
@@ -263,10 +265,11 @@ def test_evaluation_sees_each_example_once(count, batch_size):
 
 def test_evaluation_with_the_lengths_of_training():
     encoded = made([2, 20, 40, 61])
-    shapes = [batch.ids.shape[-1] for batch in eval_batches(encoded, batch_size=1, lengths=(8, 32))]
+    shapes = [batch.ids.shape[-1] for batch in eval_batches(encoded, batch_size=1, sizes=(Size(0, 8), Size(0, 32)))]
     assert shapes == [64, 64, 32, 8]
     assert list(eval_batches(made([]), batch_size=4)) == []
-    assert standard_lengths(512) == (32, 64, 128, 256, 512) and standard_lengths(20) == (20,)
+    assert standard_sizes(512) == tuple((0, length) for length in (32, 64, 128, 256, 512))
+    assert standard_sizes(20) == ((0, 20),) and standard_sizes(20, 40) == ((32, 20), (40, 20))
 
 
 def padded(lengths, longest):
@@ -283,6 +286,43 @@ def test_lengths_are_the_best_handful():
     assert padded(chosen, longest) == min(padded(option, longest) for option in options)
     assert choose_lengths(np.array([5, 6]), 512) == (8,) and choose_lengths(np.array([13]), 13) == (13,)
     assert chosen == choose_lengths(np.random.default_rng(6).permutation(longest), 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSided:
+    """What bucketing asks of rows with a source that is read apart; a batch is its rows and its size."""
+
+    longest_source: np.ndarray
+    longest: np.ndarray
+    source_limit: int = 64
+    length: int = 48
+
+    def __len__(self):
+        return len(self.longest)
+
+    def batch(self, rows, size, batch_size):
+        return rows, size
+
+
+def two_sided(count):
+    rng = np.random.default_rng(8)
+    return TwoSided(rng.integers(1, 60, count), rng.integers(1, 40, count))
+
+
+def test_two_sides_are_bucketed_by_both_lengths():
+    """Fails when a batch does not hold one of its rows, when sizes are many, or when one side is left to the other."""
+    encoded = two_sided(500)
+    batches = TrainBatches(encoded, batch_size=16, num_steps=31, seed=0)
+    found = [batches[step] for step in range(31)]
+    for rows, size in [*found, *eval_batches(encoded, batch_size=16, sizes=batches.sizes)]:
+        assert size.holds(encoded.longest_source[rows].max(), encoded.longest[rows].max()) and size in batches.sizes
+    assert len(choose_sizes(encoded)) == 8 and len(batches.sizes) <= 11
+    assert len(np.unique(np.concatenate([rows for rows, _ in found]))) == 31 * 16
+    padded, whole = sum(16 * sum(size) for _, size in found), 500 * (60 + 40)
+    used = int((encoded.longest_source + encoded.longest).sum())
+    assert used / padded > 0.7 > 0.55 > used / whole
+    alone = TwoSided(np.zeros(500, np.int64), encoded.longest)
+    assert choose_sizes(alone) == tuple((0, length) for length in choose_lengths(encoded.longest, 48))
 
 
 def test_several_sequences_an_example():
@@ -307,6 +347,6 @@ def test_little_padding_is_computed_on_real_data(data_directory):
     encoded = encode_split(task, data, "train", Pieces(), 128)
     batches = TrainBatches(encoded, batch_size=32, num_steps=67349 // 32, seed=0)
     assert batches.steps_per_epoch == len(batches)
-    positions = sum(32 * batches.length_at(step) for step in range(len(batches)))
+    positions = sum(32 * batches.size_at(step).length for step in range(len(batches)))
     used = int(encoded.starts[-1])
     assert used / positions > 0.7  # padding all to the longest gives 0.2
