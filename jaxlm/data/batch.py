@@ -25,6 +25,7 @@ class Batch:
     mask_seeds: uint32 (B, 2), seeds of the masks of each row. None if the objective masks nothing.
     source, source_segments: int32 (B, S), what an encoder-decoder's encoder reads, and its segments, which are numbered
     like those of the row; None without an encoder, and without segments if each source is full.
+    index: int32 (B,), the example's row in its split, -1 for padding. None but for the rows of a task.
     """
 
     ids: Array
@@ -36,6 +37,7 @@ class Batch:
     mask_seeds: Array = None
     source: Array = None
     source_segments: Array = None
+    index: Array = None
 
 
 def empty_batch(rows: int, length: int) -> Batch:

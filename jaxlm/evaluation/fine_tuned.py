@@ -129,6 +129,17 @@ def metrics_alone(one: MemberOutputs, part: str) -> dict[str, float]:
     return one.labelled[part].predicted(one.task, one.encoded[part], own)[0].metrics
 
 
+def averaged_task(run: LoadedRun) -> Task:
+    """Return the task of a run. InputError for a run without one, and for a task whose predictions are texts."""
+    task, _, _ = run.finetuned_parts("evaluate ensemble")
+    if task.generates:
+        raise InputError(
+            f"an ensemble must have outputs that can be averaged, got {run.name} of a {task.kind} task; evaluate the "
+            "runs alone with evaluate task"
+        )
+    return task
+
+
 def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
     """Return the metrics of the averaged outputs and of each run."""
     if arguments.with_inputs and arguments.output is None:
@@ -144,7 +155,7 @@ def evaluate_ensemble(arguments: Ensemble) -> dict[str, Any]:
             f"input must be given with {published[0]}, which has no splits of its own; name a labelled file"
         )
     first = load_model(arguments.runs[0], mesh=mesh)
-    task, _, _ = first.finetuned_parts("evaluate ensemble")
+    task = averaged_task(first)
     directories = [RunDirectory(split_run(name)[0]) for name in arguments.runs if name not in published]
     why_no_dev = ""
     if arguments.input is None:

@@ -84,7 +84,7 @@ def write_result(
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
     for split in sorted(splits, key=lambda split: split != selection_split):
-        found[split] = evaluate_split(context, programs, params, split, sizes, threshold)
+        found[split] = evaluate_split(context, programs, params, context.encoded[split], sizes, threshold)
         threshold = found[selection_split][1].get("threshold")
     scope = {"seed": trial.seed, "learning_rate": trial.rate}
     result: dict[str, Any] = scope | {"step": progress.step}
@@ -317,8 +317,8 @@ def table(task: Task, summary: dict[str, Any]) -> list[str]:
             lines.append(f"  {rate:<8g} {metrics_line(summary, over_seeds(runs)[task.selects], len(runs))}{chosen}")
     (chosen_run,) = (run for run in best if run["seed"] == summary["best"]["seed"])
     for report in chosen_run.get("reports", ()):
-        lines.append(f"{report['split']}, seed {chosen_run['seed']}:")
-        lines += [f"  {line}" for line in report_lines(report)]
+        if found := report_lines(report):
+            lines += [f"{report['split']}, seed {chosen_run['seed']}:", *(f"  {line}" for line in found)]
     return lines
 
 

@@ -170,9 +170,9 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             observer.say(line)
         if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:
             log.warning("%s", warning)
-        context = TrialContext(
-            run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer, arguments.keep
-        )
+        selection, keep = selection_rows(planned, encoded), arguments.keep
+        shared = run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer
+        context = TrialContext(*shared, planned.tokenizer, selection, keep)
         programs = make_programs(context)
         check_state_memory(programs.program.abstract, ())  # frozen parameters have no gradients
         if (said := _unfreezing_note(context, programs.program.optimizer.last_stage)) is not None:
@@ -233,7 +233,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     task, data = arguments.read()
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
-    tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, config.special_tokens)
+    tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, task)
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
@@ -250,7 +250,12 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates must differ from each other, got {' '.join(map(str, rates))}; leave one out")
     check_sizes(length, 1, config.model)
-    notes = (*of_tokenizer, *notes_on_length(config, length, source, paper, task), *weight_notes(task))
+    notes = (
+        *of_tokenizer,
+        *notes_on_length(config, length, source, paper, task),
+        *weight_notes(task),
+        *_unused(config, task),
+    )
     return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
 
 
@@ -266,8 +271,19 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
             )
         task = task.selected_by(data, config.select_by)
     check_smoothing(task, config.label_smoothing)
+    if task.generates:
+        config.check_without_head(task.kind)
     weights = class_weights(config.class_weights, task, data.splits["train"])
     return replace(task, class_weights=weights, special_tokens=config.special_tokens)
+
+
+def _unused(config: FinetuneConfig, task: Task) -> tuple[str, ...]:
+    """Return a note on a loss of the config that a task without a head does not have."""
+    if not (task.generates and config.auxiliary_lm):
+        return ()
+    return (
+        f"auxiliary_lm {config.auxiliary_lm:g} has no effect: the loss of a {task.kind} task is a language model's",
+    )
 
 
 def notes_on_length(
@@ -298,6 +314,16 @@ def encoded_splits(planned: Plan) -> dict[str, Encoded]:
     check_batch_memory(row, planned.batch_size)
     check_batch_memory(row, planned.config.eval_batch_size or planned.batch_size, "eval_batch_size")
     return encoded
+
+
+def selection_rows(planned: Plan, encoded: Mapping[str, Encoded]) -> Encoded:
+    """Return the rows of the split that selects which evaluations during training use."""
+    count, task, config = planned.config.eval_rows, planned.task, planned.config
+    examples = planned.data.splits[task.selects].examples
+    if count is None or count >= len(examples):
+        return encoded[task.selects]
+    some, input_format = examples[:count], family_of(config.model).input_format
+    return tasks.encode_examples(task, some, planned.tokenizer, planned.length, input_format, part=task.selects)
 
 
 def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[FinetuneConfig, int]:

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxlm.inference.prediction import make_predict_step, predict_split
+from jaxlm.inference.prediction import split_predictor
+from jaxlm.inference.split_prediction import SplitPredictor
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
-from jaxlm.tasks import FORMATS, Encoded, Predicted, Size, Task, TrainBatches
+from jaxlm.tasks import Encoded, Predicted, Size, Task, TrainBatches
+from jaxlm.text import Tokenizer
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -48,7 +50,11 @@ def trial_of(result: Mapping[str, Any]) -> Trial:
 
 @dataclasses.dataclass(frozen=True)
 class TrialContext:
-    """The context that all trials of a run share. resolved: the values of config.json, among them the next two."""
+    """The context that all trials of a run share.
+
+    resolved: the values of config.json, among them the next two. selection: the rows of `task.selects` that evaluations
+    during training use.
+    """
 
     run: RunDirectory
     config: FinetuneConfig
@@ -60,6 +66,8 @@ class TrialContext:
     source: Source | None
     mesh: Mesh
     observer: Observer
+    tokenizer: Tokenizer
+    selection: Encoded
     keep: Literal["best", "all"] = "best"
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
@@ -86,12 +94,13 @@ class TrialContext:
 class Programs:
     """The programs that all trials of a run share: seed and learning rate are data.
 
-    train: the compiled step of `program`. copy: copies parameters, as a step donates those of its state.
+    train: the compiled step of `program`. predict: the predictor of splits. copy: copies parameters, as a step donates
+    those of its state.
     """
 
     program: Program
     train: CompiledStep
-    predict: CompiledStep
+    predict: SplitPredictor
     copy: Callable[[Any], Any]
 
 
@@ -154,11 +163,17 @@ def make_programs(context: TrialContext) -> Programs:
     program = make_program(learner, context.config, context.mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract.params)
     sizes, options = len(context.batches(0).sizes), context.config.execution.compiler_options()
-    predict = jax.jit(make_predict_step(learner))
     return Programs(
         program=program,
         train=CompiledStep("training", program.step, expected_shapes=sizes, options=options),
-        predict=CompiledStep("evaluation", predict, expected_shapes=sizes + 1, options=options),
+        predict=split_predictor(
+            learner,
+            context.mesh,
+            context.tokenizer,
+            limit=context.encoded["train"].length,
+            expected_shapes=sizes + 1,
+            options=options,
+        ),
         copy=jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings),
     )
 
@@ -185,22 +200,26 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
     fresh, config = programs.program.fresh_state(seed), context.config
     if context.source is None:
         return fresh, []
-    layers, fresh_names = config.transfer_layers, ["head/.*", "batch_stats/.*"]
+    learner: Any = programs.program.learner
+    layers, fresh_names = config.transfer_layers, list(learner.fresh)
     if config.reinit_layers:
         layers = family_of(config.model).num_layers(config.model) - config.reinit_layers
         fresh_names.append("backbone/pooler/.*")
     fresh_names += fresh_pooler(context.source, fresh)
-    family = programs.program.learner.model.family
-    grown = family.vocabulary_leaves if FORMATS[family.input_format].roles else ()  # by rows for special tokens
-    grow = {f"backbone/{name}": 0 for name in grown}
+    grow = dict.fromkeys(learner.growing, 0)  # by rows for special tokens
     return with_parameters(fresh, context.source, allow_fresh=fresh_names, grow=grow, transfer_layers=layers)
 
 
 def evaluate_split(
-    context: TrialContext, programs: Programs, params: Any, split: str, sizes: tuple[Size, ...], threshold: Any = None
+    context: TrialContext,
+    programs: Programs,
+    params: Any,
+    encoded: Encoded,
+    sizes: tuple[Size, ...],
+    threshold: Any = None,
+    needed: str | None = None,
 ) -> tuple[Predicted, dict[str, float]]:
-    """Return the predictions for a split and its metrics (empty if it has no labels)."""
-    encoded = context.encoded[split]
+    """Return the predictions for a split and its metrics (empty if it has no labels). needed: see `SplitPredictor`."""
     size = context.config.eval_batch_size or context.batch_size
-    predictions = predict_split(programs.predict, params, encoded, context.mesh, batch_size=size, sizes=sizes)
-    return predictions.predicted(context.task, encoded, threshold)
+    found = programs.predict(params, encoded, batch_size=size, sizes=sizes, needed=needed)
+    return found.predicted(context.task, encoded, threshold)

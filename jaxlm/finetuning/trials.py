@@ -121,7 +121,7 @@ class Training:
         context, held = self.context, self.held
         alive, better = self.recorder.alive, [False] * len(held.trials)
         for number in alive:
-            where = context.task.selects, held.data[number].sizes
+            where = context.selection, held.data[number].sizes, None, context.task.metric
             _, metrics = evaluate_split(context, held.programs, held.take(state.weights, number), *where)
             raw: dict[str, float] = {}
             if state.average is not None:

@@ -30,7 +30,7 @@ from jaxlm.objectives.language_model import CLASSIFIERS
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory, split_start
-from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
+from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, TaskOptions, read_task
 from jaxlm.tasks.custom import with_rows
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
@@ -79,8 +79,14 @@ class LoadedRun:
         """Return the ids of a text as the model was trained to read them.
 
         Rows of documents begin with `prefix_ids`, other rows begin anywhere. A text without tokens begins with
-        `prefix_ids` too.
+        `prefix_ids` too. A model of a task whose predictions are texts reads the text as a source: what follows is its
+        target.
         """
+        if self.task is not None and self.task.generates:
+            arrange = FORMATS[self.model.family.input_format].text_arrangement(self.task)
+            length, special_tokens = len(ids) + 3, self.task.special_tokens
+            found, _ = arrange(ids, None, self.tokenizer.specials, length, 1, special_tokens=special_tokens)
+            return list(found.prompt)
         return [*self.prefix_ids, *ids] if not ids or self.data.of_documents else list(ids)
 
     def positions(self, *, beyond: bool) -> int:

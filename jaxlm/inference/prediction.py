@@ -4,92 +4,22 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
-from jaxlm.inference.rows import run_batches
-from jaxlm.tasks import Encoded, Predicted, Size, Task, encode_examples, eval_batches, predictions
+from jaxlm.inference.split_prediction import HeadPredictor, SplitPredictions, SplitPredictor
+from jaxlm.inference.text_prediction import TextPredictor
+from jaxlm.tasks import Encoded, encode_examples
 from jaxlm.tasks.batches import standard_sizes
 from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, with_inputs
-from jaxlm.training.program import CompiledStep
-from jaxlm.training.task_model import TaskLearner
+from jaxlm.text import Tokenizer
 
 MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to this many times its size
 log = logging.getLogger(__name__)
-
-
-def make_predict_step(network: TaskLearner, *, embeddings: bool = False) -> Callable[[Any, ExampleBatch], Any]:
-    """Return a function (params, batch) -> outputs of the head, embeddings, sum of the task's loss, its weight.
-
-    Embeddings, the vector that the head reads for each row, are None unless asked for.
-    """
-
-    def predict_step(params: Any, batch: ExampleBatch) -> Any:
-        if embeddings:
-            outputs, vectors = network.outputs_and_vectors(params, batch)
-        else:
-            outputs, vectors = network.outputs(params, batch), None
-        return outputs, vectors, network.loss.sum(outputs, batch), network.loss.weight(batch)
-
-    return predict_step
-
-
-@dataclass(frozen=True)
-class SplitPredictions:
-    """The outputs of n rows in order, float32, without padding of spans and tags: (outputs,), (C,), (L, 2 or T).
-
-    loss: the mean loss of the task; None without labels. embeddings: the vector of each row, float32 (D,) or (C, D);
-    empty unless asked for.
-    """
-
-    outputs: list[np.ndarray]
-    loss: float | None
-    embeddings: list[np.ndarray] = field(default_factory=list)
-
-    def predicted(self, task: Task, encoded: Encoded, threshold: float | None = None) -> tuple[Predicted, dict]:
-        """Return the predictions, and the task's metrics with `loss`, empty without labels.
-
-        threshold: as in `jaxlm.tasks.predictions`.
-        """
-        found = predictions(task, encoded, self.outputs, threshold=threshold)
-        return found, found.metrics | {"loss": float(self.loss or 0.0)} if encoded.labelled else {}
-
-
-def predict_split(
-    step: Callable[[Any, ExampleBatch], Any],
-    params: Any,
-    encoded: Encoded,
-    mesh: Mesh,
-    *,
-    batch_size: int,
-    sizes: Sequence[Size] | None = None,
-) -> SplitPredictions:
-    """Compute the outputs of every row of a split once. step: a compiled `make_predict_step`."""
-    found: dict[int, np.ndarray] = {}
-    embedded: dict[int, np.ndarray] = {}
-    loss, weight = 0.0, 0.0
-    batches = eval_batches(encoded, batch_size=batch_size, sizes=sizes)
-    with_indices = ((batch.index.tolist(), batch) for batch in batches)
-    for indices, (outputs, vectors, batch_loss, batch_weight) in run_batches(step, params, with_indices, mesh):
-        for index, row in zip(indices, outputs, strict=True):
-            if index >= 0:  # padding of spans and tags is dropped
-                found[index] = row[: encoded.longest[index]].copy() if row.ndim > 1 else row
-        if vectors is not None:
-            embedded |= zip(indices, vectors, strict=True)
-        loss += float(batch_loss)
-        weight += float(batch_weight)
-    ordered, embeddings = (
-        [values[index] for index in range(len(encoded))] if values else [] for values in (found, embedded)
-    )
-    return SplitPredictions(ordered, loss / (weight or 1.0) if encoded.labelled else None, embeddings)
 
 
 def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -115,6 +45,26 @@ def default_batch_size(batch_size: int, mesh: Mesh) -> int:
     return -(-batch_size // rows) * rows
 
 
+def split_predictor(
+    learner: Any,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    *,
+    limit: int,
+    expected_shapes: int,
+    options: Mapping[str, Any] | None = None,
+    embeddings: bool = False,
+) -> SplitPredictor:
+    """Return the predictor of a task's learner. limit: the most tokens of a row. expected_shapes, options: of its step.
+
+    embeddings: whether the vector that the head reads is computed too.
+    """
+    shapes: dict[str, Any] = {"expected_shapes": expected_shapes, "options": options}
+    if learner.task.generates:
+        return TextPredictor(learner, mesh, tokenizer, limit=limit, **shapes)
+    return HeadPredictor(learner, mesh, embeddings=embeddings, **shapes)
+
+
 class Predictor:
     """A fine-tuned run that encodes and predicts examples of its task.
 
@@ -130,9 +80,14 @@ class Predictor:
         self.limit = config.length or run.model.max_length
         self.batch_size = batch_size
         self._run = run
-        self._sizes = standard_sizes(self.limit)
-        step = jax.jit(make_predict_step(learner, embeddings=embeddings))
-        self._step = CompiledStep("evaluation", step, expected_shapes=len(self._sizes))
+        self._predict = split_predictor(
+            learner,
+            run.mesh,
+            run.tokenizer,
+            limit=self.limit,
+            expected_shapes=len(standard_sizes(self.limit)),
+            embeddings=embeddings,
+        )
 
     def encode(self, examples: Sequence[Any], *, part: str = "") -> Encoded:
         """Return examples as token sequences. part: name of their split in errors."""
@@ -141,8 +96,8 @@ class Predictor:
 
     def predict(self, encoded: Encoded) -> SplitPredictions:
         """Return the outputs of every row, in order. The mesh of the run must be in use."""
-        run = self._run
-        return predict_split(self._step, run.params, encoded, run.mesh, batch_size=self.batch_size, sizes=self._sizes)
+        sizes = standard_sizes(self.limit, encoded.source_limit)
+        return self._predict(self._run.params, encoded, batch_size=self.batch_size, sizes=sizes)
 
     def lines(
         self, examples: Sequence[Any], *, first: int = 0, inputs: bool = False, top_k: int | None = None
@@ -164,13 +119,12 @@ class Predictor:
         check_top_k(task, top_k)
         encoded = self.encode(examples)
         found = self.predict(encoded)
-        for number, output in enumerate(found.outputs):
-            if np.isnan(output).any() or np.isposinf(output).any():  # -inf may be a mask
-                raise RunError(
-                    f"the scores of row {first + number} (counted from 0) must be finite, got NaN or infinity; the "
-                    "weights are not finite, or overflow in 16 bits; use another checkpoint (RUN@STEP), or leave the "
-                    "row out"
-                )
+        if found.not_finite is not None:
+            raise RunError(
+                f"the scores of row {first + found.not_finite} (counted from 0) must be finite, got NaN or infinity; "
+                "the weights are not finite, or overflow in 16 bits; use another checkpoint (RUN@STEP), or leave the "
+                "row out"
+            )
         predicted, _ = found.predicted(task, encoded)
         lines = []
         for number, (example, scores) in enumerate(zip(examples, scores_of(task, predicted, top_k), strict=True)):

@@ -18,6 +18,12 @@ TrackerKind = Literal["wandb", "mlflow", "trackio"]
 ADDED_OPTIONS: dict[str, Any] = {
     "special_tokens": "gpt1",
     "patience": None,
+    "eval_rows": None,
+    "options.languages": "",
+    "options.prefix": "",
+    "options.target_length": 128,
+    "options.beams": 1,
+    "options.length_penalty": 1.0,
     "select": "last",
     "custom.separator": "auto",
     "data.reset_probability": 0.0,

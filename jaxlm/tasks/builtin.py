@@ -78,6 +78,20 @@ class Catalogue:
     )
 
 
+def find_files(entry: "BuiltIn", directory: Path, task: Task) -> dict[str, Path]:
+    """Return the file of each split, by the names in `entry.files`. InputError without one of train or dev."""
+    paths = {}
+    for part, names in entry.files.items():
+        path = next((directory / file for file in names if (directory / file).exists()), None)
+        if path is not None:
+            paths[part] = path
+        elif part == "train" or part.startswith("dev"):
+            raise InputError(
+                f"task {task.name}: {directory} has no {' or '.join(names)}; give --task-dir the task's directory"
+            )
+    return paths
+
+
 @dataclass(frozen=True)
 class BuiltIn:
     """A task and its sources.
@@ -85,6 +99,7 @@ class BuiltIn:
     files: for each split the names that its file (or directory) may have; the first that exists is read. Train and dev
     splits are required. A task without `dev` here holds out `held_out_fraction` of train. read: reads one of the files.
     spell: returns the task with its labels as the training file spells them, for tasks whose copies differ in that.
+    find: (entry, directory, task) -> the file of each split.
     """
 
     task: Task
@@ -93,6 +108,7 @@ class BuiltIn:
     read: Callable[..., Split] = read_table
     spell: Callable[[Task, Path], Task] = lambda task, train_file: task
     held_out_fraction: float = 0.1
+    find: Callable[["BuiltIn", Path, Task], dict[str, Path]] = find_files
 
 
 def is_catalogue(task_dir: str) -> bool:

@@ -16,7 +16,7 @@ SHOWN = 20  # labels in a message
 
 def check_smoothing(task: Task, label_smoothing: float) -> None:
     """Raise InputError for label smoothing of a kind of task without classes."""
-    if label_smoothing and not (task.has_weights or task.has_choices):
+    if label_smoothing and not (task.has_weights or task.has_choices or task.generates):
         raise InputError(f"--label-smoothing must be 0 for a {task.kind} task, got {label_smoothing}; leave it out")
 
 

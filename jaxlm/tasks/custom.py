@@ -66,11 +66,13 @@ class CustomConfig:
       choice          {"text": "The sky is", "a": "blue", "b": "loud", "label": "a"}
       span            {"context": "Ada did.", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
       tagging         {"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}
+      text            {"text": "A dog runs.", "label": "Ein Hund rennt."}
 
     classification: labels are names. multilabel: a row has any number of labels. regression: labels are numbers.
     choice: the label names the correct choice. span: JSON lines with context, question, and answers (a list of text and
     answer_start). tagging: JSON lines with tokens and tags (lists) and an optional document, or one token and its tag
-    per line."""
+    per line. text: the label is a text to generate, or in JSON lines a list of them, the first of which is trained
+    on."""
     pairs: Literal["ordered", "symmetric"] = "ordered"
     """ordered: first text, delimiter, second text. symmetric: both orders are read and summed (GPT-1's similarity)."""
     quoting: Quoting = "none"
@@ -82,7 +84,8 @@ class CustomConfig:
     """strict: bytes that are not UTF-8 are an error. replace: such bytes become U+FFFD."""
     metric: str = ""
     """Metric that selects the best checkpoint, as --select-by. Default: the first metric of the kind: accuracy for
-    classification and choice, micro_f1 for multilabel, pearson for regression, f1 for span, entity_f1 for tagging."""
+    classification and choice, micro_f1 for multilabel, pearson for regression, f1 for span, entity_f1 for tagging,
+    exact_match for text."""
     positive: str = ""
     """Class whose F1 is the metric f1. Default: the second of two labels in sorted order, the mean over all classes for
     more."""
@@ -128,6 +131,7 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
             warn_quotes=task.quoting == "none",
             short_rows="drop" if custom.skip_bad_rows else "refuse",
             skip_flag=SKIP_FLAG,
+            label_lists=task.generates,
         )
         for name, path in paths.items()
     }
@@ -232,7 +236,11 @@ def _unlabelled_task(custom: CustomConfig) -> TextTask:
         twice = next(column for column in used if used.count(column) > 1)
         raise InputError(f"custom: columns must be distinct, got {twice!r} twice; give each role its own column")
     metrics = _metrics(custom)
-    form: Form = "choice" if kind.has_choices else "single"
+    form: Form = "text" if kind.generates else "choice" if kind.has_choices else "single"
+    if custom.text_pair and kind.generates:
+        raise InputError(
+            f"custom.text_pair must be left out for a {custom.kind} task, got {custom.text_pair}; remove it"
+        )
     if custom.text_pair and not kind.has_choices:
         form = "similarity" if custom.pairs == "symmetric" else "entailment"
     texts = tuple((column,) for column in (custom.text, custom.text_pair) if column)

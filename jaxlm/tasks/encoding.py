@@ -40,19 +40,19 @@ class Size(NamedTuple):
 class Encoded(abc.ABC):
     """A split of a task as rows of tokens: one row per example, or per window of a question's text.
 
-    `len` counts rows. part: the name of the split. labels: the loss targets of the kind, zeros where unlabelled.
-    truncated: number of truncated examples. longest: int32 (rows,), the longest sequence of each row. length: the
-    limit. pad: the padding id. num_sequences: sequences per row.
+    `len` counts rows. part: the name of the split. truncated: number of truncated examples. longest: int32 (rows,), the
+    longest sequence of each row. length: the limit. pad: the padding id. num_sequences: sequences per row.
+    source_limit: the maximum length of a source that is read apart, 0 for models that read one sequence.
     """
 
     part: str = ""
-    labels: np.ndarray
     labelled: bool
     truncated: int
     longest: np.ndarray
     length: int
     pad: int
     num_sequences: int = 1
+    source_limit: int = 0
 
     def __len__(self) -> int:
         return len(self.longest)
@@ -61,11 +61,6 @@ class Encoded(abc.ABC):
     def longest_source(self) -> np.ndarray:
         """The length of the source of each row, int32 (rows,); 0 for models that read one sequence."""
         return np.zeros(len(self), np.int32)
-
-    @property
-    def source_limit(self) -> int:
-        """The maximum length of a source."""
-        return 0
 
     @property
     def num_examples(self) -> int:
@@ -77,6 +72,24 @@ class Encoded(abc.ABC):
         return row
 
     @abc.abstractmethod
+    def described(self, batch: Any) -> str:
+        """Return the sizes of a batch in words, and how many of its positions are tokens."""
+
+    @abc.abstractmethod
+    def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> Any:
+        """Return these rows padded to `size`, and rows of weight 0 up to `batch_size`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRows(Encoded):
+    """Rows with numbers as labels, whose batches are `ExampleBatch`.
+
+    labels: the loss targets of the kind, zeros where unlabelled.
+    """
+
+    labels: np.ndarray
+
+    @abc.abstractmethod
     def sequences(self, row: int) -> list[np.ndarray]:
         """Return the token sequences of a row."""
 
@@ -84,8 +97,12 @@ class Encoded(abc.ABC):
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Return `extract`, `second` and `labels` of a batch that begins with these rows; see `ExampleBatch`."""
 
-    def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> Any:
-        """Return these rows padded to `size`, and rows of weight 0 up to `batch_size`: an `ExampleBatch`."""
+    def described(self, batch: "ExampleBatch") -> str:
+        _, sequences, length = batch.ids.shape
+        used, positions = int(batch.lengths.sum()), batch.ids.size
+        return f"of {sequences} sequences, length {length}, {used:,} of {positions:,} positions are tokens"
+
+    def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> "ExampleBatch":
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed
 
         ids = np.full((batch_size, self.num_sequences, size.length), self.pad, np.int32)
@@ -102,7 +119,7 @@ class Encoded(abc.ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedSplit(Encoded):
+class EncodedSplit(LabelledRows):
     """The token sequences of n examples, C per example, concatenated.
 
     ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
@@ -131,20 +148,9 @@ class EncodedSplit(Encoded):
         return {"extract": extract, "second": second, "labels": labels}
 
 
-def empty_row(task: Task, input_format: str, length: int) -> "ExampleBatch":
+def empty_row(task: Task, input_format: str, length: int) -> Any:
     """Return a batch of one empty row of `length`, for measurements: its shapes are those of a batch of the task."""
-    from jaxlm.data.batch import ExampleBatch
-
-    lengths = np.zeros((1, FORMATS[input_format].num_sequences(task)), np.int32)
-    return ExampleBatch(
-        ids=np.zeros((*lengths.shape, length), np.int32),
-        lengths=lengths,
-        extract=lengths,
-        second=lengths,
-        labels=task.no_targets(1, length),
-        weights=np.zeros(1, np.float32),
-        index=np.full(1, -1, np.int32),
-    )
+    return task.empty_row(FORMATS[input_format].num_sequences(task), length)
 
 
 _CHUNK = 4096  # examples tokenized at a time

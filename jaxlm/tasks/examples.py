@@ -104,6 +104,29 @@ class Example(Row):
 
 
 @dataclass(frozen=True)
+class TextPair(Example):
+    """A source text and its target texts: `texts` holds the source, `label` the target, or several of them."""
+
+    same: ClassVar[str] = "source"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The target texts, the first of which is trained on; none of an unlabelled row."""
+        return self.label if isinstance(self.label, tuple) else () if self.label is None else (str(self.label),)
+
+    def shown_label(self, labels: np.ndarray) -> str:
+        return f"targets {', '.join(map(repr, self.targets)) or 'none'}"
+
+    @staticmethod
+    def distribution(examples: Sequence["TextPair"], labels: tuple[str, ...]) -> str:  # type: ignore[override]
+        targets = [text for example in examples for text in example.targets]
+        of_source = np.mean([len(example.texts[0].split()) for example in examples])
+        several = f" in {counted(len(targets), 'target')}" if len(targets) > len(examples) else ""
+        of_target = np.mean([len(text.split()) for text in targets])
+        return f"{of_source:.1f} words per source and {of_target:.1f} per target{several}"
+
+
+@dataclass(frozen=True)
 class SpanExample(Row):
     """A question about a text. answers: (text, index of its first code point in context), several where several people
     were asked, none where the text has no answer; None: unlabelled. name: the question's id."""

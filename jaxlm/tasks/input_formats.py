@@ -8,6 +8,8 @@ GPT-1's (Radford et al. 2018, section 3.3):
     choice      start context delimiter choice extract, one sequence per choice; of two texts (article and question) the
                 context is both, concatenated; without a context it is start choice extract
 
+    text        start source delimiter target end, for tasks whose target is generated
+
 With special_tokens `end` the language model has read all of these tokens: start and delimiter are the end of a
 document, which comes before each document of its text, and there is no extract token (ULMFiT, Howard and Ruder, 2018,
 whose code begins texts in both stages alike and adds nothing at their end).
@@ -18,6 +20,9 @@ the room to the other, whose first tokens are kept; if both need more, the first
 room // 2 tokens. The original (`train.py`, n_ctx // 2 - 2) keeps the first half of the room of each text, even if the
 other leaves room unused. All choices of a row share one context, truncated for the longest of them; of two context
 texts the first is truncated, and the second only when nothing of the first is left.
+
+A source keeps the tokens that leave room for the longest target that is allowed, whatever its own target is: a target
+that is unknown leaves it the same.
 
 BERT's, one sequence of two segments (Devlin et al. 2019, section 3.2 and figure 4):
 
@@ -34,7 +39,7 @@ is truncated, as long as any of it is left.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.tasks.examples import Example
@@ -47,6 +52,20 @@ if TYPE_CHECKING:
 Ids = Sequence[int]
 Texts = tuple[str, ...]
 Arranged = tuple[list[list[int]], list[int], bool]
+
+
+class TextIds(NamedTuple):
+    """The ids of an example whose target is generated.
+
+    source: those that an encoder reads; empty for models that read one sequence. prompt: those before the target, at
+    least one. target: those of the target with its end; empty where there is none.
+    """
+
+    source: Ids
+    prompt: Ids
+    target: Ids
+
+
 MINIMUM_LENGTH = 5  # three special tokens and one token of each text
 
 
@@ -63,7 +82,10 @@ class InputFormat:
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
     orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
     the first. every_token: True if there are heads for spans and tags, which read every token. whole_batches: whether
-    an epoch has a whole number of updates.
+    an epoch has a whole number of updates. arrange_text: takes the ids of a source and of a target, None without one,
+    the ids of the special tokens, the maximum length and that of a target with its end, and special_tokens. It returns
+    the ids of an example whose target is generated, and whether any side was truncated; None for models that do not
+    generate. text_roles: the special tokens that fine-tuning on such a task adds.
     """
 
     read: Callable[[Example, Task], tuple[Texts, Texts]]
@@ -74,10 +96,27 @@ class InputFormat:
     reads_last: bool = False
     every_token: bool = False
     whole_batches: bool = False
+    arrange_text: Callable[..., tuple[TextIds, bool]] | None = None
+    text_roles: tuple[str, ...] = ()
 
-    def with_special_tokens(self, tokenizer: "Tokenizer", special_tokens: str = "gpt1") -> "Tokenizer":
-        """Return the tokenizer with the special tokens that can be added: those of GPT-1."""
-        return tokenizer.with_specials(self.roles) if special_tokens == "gpt1" else tokenizer
+    def with_special_tokens(self, tokenizer: "Tokenizer", task: Task | None = None) -> "Tokenizer":
+        """Return the tokenizer with the special tokens that can be added: those of GPT-1. Default: of a task with a
+        head."""
+        if task is not None and task.special_tokens != "gpt1":
+            return tokenizer
+        return tokenizer.with_specials(self.roles_of(task))
+
+    def roles_of(self, task: Task | None) -> tuple[str, ...]:
+        """Return the special tokens that fine-tuning on a task adds to a vocabulary without them."""
+        return self.text_roles if task is not None and task.generates else self.roles
+
+    def text_arrangement(self, task: Task) -> Callable[..., tuple[TextIds, bool]]:
+        """Return `arrange_text`. InputError for a model that does not generate."""
+        if self.arrange_text is None:
+            raise InputError(
+                f"task {task.name} needs a model that generates texts, got an encoder; start from a decoder"
+            )
+        return self.arrange_text
 
     def num_sequences(self, task: Task) -> int:
         """Return the token sequences per example: the choices, the orders of a symmetric pair, or one."""
@@ -88,7 +127,9 @@ class InputFormat:
 
 ROLES = ("start", "delimiter", "extract")
 """Special tokens that the transformations need; `tokenizer.with_specials(ROLES)` adds the missing ones."""
+TEXT_ROLES = ("start", "delimiter", "end")
 _ROLES_OF: Mapping[str, Sequence[str]] = {"gpt1": ROLES, "end": ("end", "end")}
+_TEXT_ROLES_OF: Mapping[str, Sequence[str]] = {"gpt1": TEXT_ROLES, "end": ("end", "end", "end")}
 
 
 def read(example: Example, task: Task) -> tuple[Texts, Texts]:
@@ -115,18 +156,7 @@ def arrange(
     specials: those of start, delimiter and extract, or of end. keep_second is not used: there is one segment.
     """
     _check_length(length)
-    roles = _ROLES_OF[special_tokens]
-    if missing := [role for role in roles if role not in specials]:
-        if special_tokens == "end":
-            raise InputError(
-                "special_tokens must be gpt1 for a tokenizer without an end-of-document token, got end; give "
-                "--special-tokens gpt1"
-            )
-        raise InputError(
-            f"the tokenizer must have start, delimiter and extract tokens, got no {', '.join(missing)}: the model was "
-            "not fine-tuned by jaxlm and has another input form; fine-tune it with python -m jaxlm.finetune --start"
-        )
-    start, delimiter, *extract = (specials[role] for role in roles)
+    start, delimiter, *extract = _ids_of(_ROLES_OF[special_tokens], specials, special_tokens)
 
     def pair(first: Ids, second: Ids) -> list[int]:
         return [start, *first, delimiter, *second, *extract]
@@ -151,6 +181,48 @@ def arrange(
         first, second, truncated = first[:kept], second[:rest], kept + rest < len(first) + len(second)
         sequences = [pair(first, second), pair(second, first)] if form == "similarity" else [pair(first, second)]
     return sequences, [len(sequence) for sequence in sequences], truncated
+
+
+def arrange_text(
+    source: Ids,
+    target: Ids | None,
+    specials: Mapping[str, int],
+    length: int,
+    target_length: int,
+    *,
+    special_tokens: SpecialTokens = "gpt1",
+) -> tuple[TextIds, bool]:
+    """Return the ids of an example that a decoder reads as one sequence, and whether a side was truncated.
+
+    specials: those of start, delimiter and end, or of end. target_length: the most ids of a target, with its end.
+    """
+    start, delimiter, end = _ids_of(_TEXT_ROLES_OF[special_tokens], specials, special_tokens)
+    room = length - 2 - target_length
+    if room < 1:
+        raise InputError(
+            f"length must be at least {target_length + 3} to hold a source, its special tokens and a target of "
+            f"options.target_length {target_length}, got {length}; give a longer length or a smaller "
+            "--options.target-length"
+        )
+    truncated = len(source) > room or len(target or ()) >= target_length
+    ids = () if target is None else (*target[: target_length - 1], end)
+    return TextIds((), (start, *source[:room], delimiter), ids), truncated
+
+
+def _ids_of(roles: Sequence[str], specials: Mapping[str, int], special_tokens: SpecialTokens) -> list[int]:
+    """Return the ids of special tokens. InputError for a tokenizer without them."""
+    if missing := [role for role in roles if role not in specials]:
+        if special_tokens == "end":
+            raise InputError(
+                "special_tokens must be gpt1 for a tokenizer without an end-of-document token, got end; give "
+                "--special-tokens gpt1"
+            )
+        raise InputError(
+            f"the tokenizer must have {roles[0]}, {roles[1]} and {roles[2]} tokens, got no {', '.join(missing)}: the "
+            "model was not fine-tuned by jaxlm and has another input form; fine-tune it with python -m jaxlm.finetune "
+            "--start"
+        )
+    return [specials[role] for role in roles]
 
 
 def split_room(first: int, second: int, room: int) -> tuple[int, int]:
@@ -253,5 +325,14 @@ def _check_length(length: int) -> None:
 # By the names that families give; those first that need more special tokens.
 FORMATS = {
     "bert": InputFormat(arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, every_token=True),
-    "gpt1": InputFormat(arrange=arrange, read=read, roles=ROLES, orders=2, reads_last=True, whole_batches=True),
+    "gpt1": InputFormat(
+        arrange=arrange,
+        read=read,
+        roles=ROLES,
+        orders=2,
+        reads_last=True,
+        whole_batches=True,
+        arrange_text=arrange_text,
+        text_roles=TEXT_ROLES,
+    ),
 }

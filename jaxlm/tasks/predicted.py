@@ -47,10 +47,11 @@ class Predicted:
     """The predictions of one split, in the order of its examples.
 
     lines: for each example (prediction, scores): a name and a probability for each label; a number and nothing; the
-    text of an answer; a list of tags. metrics: metric -> value, empty where the split has no labels. files: path
-    relative to the run's directory -> text, or a value to be written as JSON. ranked: for each question its answers,
-    best first, with `text` and `probability`; empty for other kinds. report: computes the details of the metrics as
-    JSON values, in about a second, see `jaxlm.tasks.metrics.classification`; empty where the split has no labels.
+    text of an answer; a list of tags; a generated text and its log-probability. metrics: metric -> value, empty where
+    the split has no labels. files: path relative to the run's directory -> text, or a value to be written as JSON.
+    ranked: for each question its answers, best first, with `text` and `probability`; empty for other kinds. report:
+    computes the details of the metrics as JSON values, in about a second, see `jaxlm.tasks.metrics.classification`;
+    empty where the split has no labels.
     """
 
     lines: list[tuple[Any, dict[str, Any]]]
@@ -108,11 +109,12 @@ def check_top_k(task: Task, top_k: int | None) -> None:
 
 
 def check_embeddings(task: Task) -> None:
-    """Raise InputError for a task whose head reads a vector for each token instead of one for each row."""
-    if task.of_tokens:
+    """Raise InputError for a task without a head that reads a vector for each row."""
+    if task.of_tokens or task.generates:
+        reads = "which has no head" if task.generates else "whose head reads every token"
         raise InputError(
-            f"--embeddings must be left out for a {task.kind} task, whose head reads every token; python -m "
-            "jaxlm.evaluate features writes the states of tokens"
+            f"--embeddings must be left out for a {task.kind} task, {reads}; python -m jaxlm.evaluate features writes "
+            "the states of tokens"
         )
 
 
@@ -235,7 +237,7 @@ class Summary:
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Count lines."""
         self._rows += len(lines)
-        if self._kind.of_tokens or self._kind.has_choices:
+        if self._kind.of_tokens or self._kind.has_choices or self._kind.generates:
             return
         for found in (line["prediction"] for line in lines):
             if isinstance(found, float):

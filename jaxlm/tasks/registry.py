@@ -15,12 +15,15 @@ from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.datasets.choices import CHOICES
 from jaxlm.tasks.datasets.classifications import CLASSIFICATIONS
 from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
+from jaxlm.tasks.datasets.texts import SUMMARIZATION, TRANSLATION
 from jaxlm.tasks.examples import Split, TaskData
 from jaxlm.tasks.kinds import KINDS
 from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
-BUILT_IN: dict[str, BuiltIn] = {entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, NER)}
+BUILT_IN: dict[str, BuiltIn] = {
+    entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, NER, TRANSLATION, SUMMARIZATION)
+}
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
 _SAMPLE = 1  # the second word of the seed of samples; that of held-out rows has one word
@@ -37,6 +40,7 @@ _TYPICAL: Mapping[str, Mapping[str, Any]] = {
     "tagging": {"labels": ("O", *(f"{mark}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for mark in "BI"))},
     "span": {},
     "regression": {},
+    "text": {},
 }
 
 
@@ -52,7 +56,7 @@ def typical_task(name: str) -> Task:
     if name in KINDS:
         return KINDS[name](name=name, **_TYPICAL.get(name, {"labels": ("0", "1")}))
     task = TASKS[name]
-    return task if task.num_outputs else dataclasses.replace(task, **_TYPICAL[task.kind])
+    return task if task.num_outputs or task.generates else dataclasses.replace(task, **_TYPICAL[task.kind])
 
 
 def read_task(
@@ -88,7 +92,7 @@ def read_task(
             raise InputError("task custom: reads a user's own files, not TFDS; give --custom.train FILE")
         task, splits = read_custom(custom or CustomConfig(), task_dir)
     elif name in BUILT_IN:
-        task, splits = _read_built_in(BUILT_IN[name], task_dir)
+        task, splits = _read_built_in(BUILT_IN[name], task_dir, options)
         fraction = BUILT_IN[name].held_out_fraction
     else:
         hint = did_you_mean(name, task_names(), "choose one of them")
@@ -216,8 +220,10 @@ def sampled(split: Split, count: int, seed: int) -> Split:
     )
 
 
-def _read_built_in(entry: BuiltIn, task_dir: str | None) -> tuple[Task, dict[str, Split]]:
-    name = entry.task.name
+def _read_built_in(entry: BuiltIn, task_dir: str | None, options: TaskOptions | None) -> tuple[Task, dict[str, Split]]:
+    name, task = entry.task.name, entry.task
+    if options is not None:
+        task = dataclasses.replace(task, options=options)
     if not task_dir:
         raise InputError(f"task {name}: --task-dir must be given; name the directory of its files, or tfds")
     if is_catalogue(task_dir):
@@ -225,16 +231,8 @@ def _read_built_in(entry: BuiltIn, task_dir: str | None) -> tuple[Task, dict[str
     directory = Path(task_dir)
     if not directory.is_dir():
         raise InputError(f"task {name}: {directory} is not a directory; give --task-dir the directory of its files")
-    paths = {}
-    for part, names in entry.files.items():
-        path = next((directory / file for file in names if (directory / file).exists()), None)
-        if path is not None:
-            paths[part] = path
-        elif part == "train" or part.startswith("dev"):
-            raise InputError(
-                f"task {name}: {directory} has no {' or '.join(names)}; give --task-dir the task's directory"
-            )
-    task = entry.spell(entry.task, paths["train"])
+    paths = entry.find(entry, directory, task)
+    task = entry.spell(task, paths["train"])
     known = {part: part == "train" or part.startswith("dev") for part in paths}
     return task, {part: entry.read(path, task, labelled=known[part]) for part, path in paths.items()}
 

@@ -56,6 +56,7 @@ class RowReader:
       skip_flag: the flag that drops such rows, for the error; empty where there is none.
       form: the format. None: that of the suffix; standard input is JSONL if its first line begins with `{`, else TSV.
       keep: True if examples keep their `row`, by the names of the header or of the fields.
+      label_lists: True if a label may be a list of strings.
       unit: the word for a row in messages. None: `line`, or `row` where there are no lines.
 
     Attributes, complete once the iteration ends: rows_read, dropped, empty_fields, quoted_fields. or_skip: the remedy
@@ -79,6 +80,7 @@ class RowReader:
     skip_flag: str = ""
     form: Format | None = None
     keep: bool = False
+    label_lists: bool = False
     unit: str | None = None
 
     def __post_init__(self) -> None:
@@ -290,7 +292,7 @@ class RowReader:
     def _label(self, number: int, value: Any) -> str | tuple[str, ...] | None:
         """Return the label in a field: None if it is empty, or a tuple, maybe an empty one, of several labels."""
         separator = self.columns.label_separator
-        if separator and isinstance(value, list):
+        if (separator or self.label_lists) and isinstance(value, list):
             return tuple(self._string(number, "a label", name) for name in value)
         if separator and isinstance(value, str):
             return tuple(name.strip() for name in value.split(separator) if name.strip())
@@ -317,7 +319,8 @@ def collect(
     examples = []
     for number, example in rows:
         check_choices(example, task, reader.where(number))
-        examples.append(Example(example.texts, example.choices, parse(example.label, task, reader.where(number))))
+        label = parse(example.label, task, reader.where(number))
+        examples.append(task.example(example.texts, example.choices, label))
     if not examples:
         raise InputError(f"{reader.name} has no rows")
     missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]

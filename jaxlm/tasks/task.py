@@ -21,11 +21,11 @@ from jaxlm.tasks.metrics import check_metric, lower_is_better, names_for
 
 if TYPE_CHECKING:
     from jaxlm.tasks.encoding import Encoded
-    from jaxlm.tasks.examples import Split, TaskData
+    from jaxlm.tasks.examples import Example, Split, TaskData
     from jaxlm.tasks.predicted import Predicted
 
-Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging"]
-Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging"]
+Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging", "text"]
+Form = Literal["single", "entailment", "similarity", "choice", "span", "tagging", "text"]
 SpecialTokens = Literal["gpt1", "end"]
 Second = Literal["question", "cloze", "beginning"]
 Quoting = Literal["none", "csv"]
@@ -64,7 +64,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Options of tasks that answer questions or tag tokens. Other tasks ignore them.
+    """Options of tasks that answer questions, tag tokens or generate texts. Other tasks ignore them.
 
     The values for questions are the original's (google-research/bert, `run_squad.py`, lines 66 to 154).
     """
@@ -80,6 +80,17 @@ class TaskOptions:
     context: Literal["document", "sentence"] = "document"
     """Context of a sentence in tagging. document: as many neighbouring sentences of the same document as fit.
     sentence: none."""
+    languages: str = ""
+    """Source and target of `translation`, the suffixes of its files with a hyphen between them: en-de."""
+    prefix: str = ""
+    """Text before each source of a text task, for example `translate English to German: `. Default: none."""
+    target_length: Count = 128
+    """Maximum number of tokens of a target of a text task, its end included, and of new tokens in a generated text."""
+    beams: Count = 1
+    """Beams of the search that generates texts. 1: the most probable token of each step."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which a beam search divides the log-probability of a text. Above 0: favours long
+    texts."""
 
 
 class Rows(NamedTuple):
@@ -103,7 +114,7 @@ class Task:
     The rest of the program asks these and never the `kind`.
 
     form is the input form: `single` text, `entailment` (an ordered pair), `similarity` (an unordered pair), `choice`,
-    or the own forms of the kinds `span` and `tagging`. metric selects the best checkpoint on the split named by
+    or the own forms of the kinds `span`, `tagging` and `text`. metric selects the best checkpoint on the split named by
     `selects`, and is reported first; metrics are all that are reported. labels give each class, choice or tag its
     number. spellings are other vocabularies for the same labels in the same order (TFDS says `acceptable` where the
     files say `1`); any of them is accepted, `labels` is used in predictions. headerless names the columns of files that
@@ -173,6 +184,11 @@ class Task:
     is_ranked: ClassVar[bool] = False
     """True if a prediction is one of several, which --top-k ranks."""
 
+    example: ClassVar[type["Example"]]
+    """The class of the examples of rows of texts."""
+    generates: ClassVar[bool] = False
+    """True if predictions are texts that a model generates: it has no head, and targets are texts."""
+
     @property
     def num_outputs(self) -> int:
         """Output size of the head: one score for each class, or that of the kind."""
@@ -182,6 +198,21 @@ class Task:
     def positive(self) -> str | None:
         """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
         return None
+
+    def empty_row(self, num_sequences: int, length: int) -> Any:
+        """Return a batch of one empty row, for measurements: its shapes are those of a batch of the task."""
+        from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed
+
+        lengths = np.zeros((1, num_sequences), np.int32)
+        return ExampleBatch(
+            ids=np.zeros((*lengths.shape, length), np.int32),
+            lengths=lengths,
+            extract=lengths,
+            second=lengths,
+            labels=self.no_targets(1, length),
+            weights=np.zeros(1, np.float32),
+            index=np.full(1, -1, np.int32),
+        )
 
     def checked(self, splits: Mapping[str, "Split"], *, strict: bool = False) -> dict[str, "Split"]:
         """Return the splits without training rows whose labels do not fit. InputError with `strict` if any."""

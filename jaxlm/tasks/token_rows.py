@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.encoding import Encoded
+from jaxlm.tasks.encoding import LabelledRows
 from jaxlm.tasks.examples import SpanExample, TaggedSentence
 from jaxlm.tasks.input_formats import special_ids
 from jaxlm.tasks.metrics.tags import entities, spell
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanSplit(Encoded):
+class SpanSplit(LabelledRows):
     """The windows of all questions, in order; a window is a row.
 
     examples: the questions. question_ids: the tokens of each, truncated. contexts, offsets: for each distinct text its
@@ -178,7 +178,7 @@ def _answer_tokens(example: SpanExample, offsets: np.ndarray) -> tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedSplit(Encoded):
+class TaggedSplit(LabelledRows):
     """n sentences and their context; a sentence is a row.
 
     ids: int32 (tokens,), those of all sentences, concatenated. words: int32 (tokens,), the word of its sentence that

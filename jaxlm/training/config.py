@@ -249,12 +249,16 @@ class FinetuneConfig(RunConfig):
     select_by: str | None = None
     """Metric on dev that selects evaluations, learning rates and seeds, for example macro_f1 or loss. docs/metrics.md
     lists the metrics of each kind of task. Default: the task's own."""
+    eval_rows: Count | None = None
+    """Number of rows of dev, counted from its first, that evaluations during training use. The results are of all rows.
+    Default: all rows."""
     class_weights: tuple[str, ...] = ()
     """Weights of the classes in the loss, as NAME=WEIGHT …, 1 for the others. balanced: examples / (classes x examples
     of the class). For multilabel a weight multiplies the loss where the label is given, and balanced is examples
     without the label / examples with it."""
     label_smoothing: BelowOne = 0.0
-    """Fraction of each target that is distributed over all classes, tags or choices alike. 0: none."""
+    """Fraction of each target that is distributed over all classes, tags or choices alike, or over the vocabulary where
+    targets are texts. 0: none."""
     members_per_group: Annotated[int, Range(0, fix="give 0 for as many as fit")] = 1
     """Runs (seeds and learning rates) trained together in one program, on accelerators. 0: as many as fit."""
 
@@ -288,6 +292,11 @@ class FinetuneConfig(RunConfig):
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"
             )
         self._check_layers(layers)
+
+    def check_without_head(self, kind: str) -> None:
+        """Raise InputError for fields that need a head, for a kind of task without one."""
+        for name, default in (("head", "linear"), ("frozen", False), ("backprop_window", 0), ("unfreeze", "all")):
+            keep_default(self, True, name, default, f"for a {kind} task, which has no head")
 
     def _check_layers(self, layers: int) -> None:
         """Raise InputError for layers that do not exist, and for frozen ones that are not pretrained."""

@@ -22,14 +22,15 @@ from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import LOSSES, TaskLoss, outputs_and_vectors, task_objective, task_outputs
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
+from jaxlm.training.learner import TaskLearner
 from jaxlm.training.optimizer import ParameterGroup
 from jaxlm.training.optimizer_variants import layer_groups
-from jaxlm.training.program import Learner
+from jaxlm.training.text_model import make_text_learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskLearner(Learner):
-    """The learner of a task: a model, a task's head and its loss.
+class HeadLearner(TaskLearner):
+    """The learner of a task with a head: a model, the head and its loss.
 
     Parameters: {"backbone", "head"}, and {"batch_stats"}, the running statistics of a head's batch norms.
     """
@@ -47,8 +48,13 @@ class TaskLearner(Learner):
 
 
 def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution | None = None) -> TaskLearner:
-    """Return the learner of a fine-tuning run. InputError if the model's input format has no head for the task."""
-    execution = config.execution if execution is None else execution
+    """Return the learner of a fine-tuning run. InputError if the model cannot have the task."""
+    make = make_text_learner if task.generates else make_head_learner
+    return make(config, task, config.execution if execution is None else execution)
+
+
+def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) -> HeadLearner:
+    """Return the learner of a task with a head. InputError if the model's input format has no head for the task."""
     sizes = without_dropout(config.model) if config.frozen else config.model
     model = build(sizes, execution)
     inputs = FORMATS[model.family.input_format]
@@ -88,12 +94,16 @@ def make_task_learner(config: FinetuneConfig, task: Task, execution: Execution |
         loss_chunks=execution.loss_chunks,
         backprop_window=config.backprop_window,
     )
-    return TaskLearner(
+    family = model.family
+    return HeadLearner(
         model=model,
         init_params=init_params,
         objective=with_frozen_backbone(objective) if config.frozen else objective,
         flops_per_token=flops_per_token,
         groups=_groups(config),
+        task=task,
+        fresh=("head/.*", f"{STATISTICS}/.*"),
+        growing=tuple(f"backbone/{name}" for name in family.vocabulary_leaves) if inputs.roles else (),
         head=head,
         loss=loss,
     )

@@ -118,7 +118,7 @@ class FinetuningStep(Step):
         return [self.config.num_steps * self.tokens(self.config.length)] if self.config.num_steps else None
 
     def sides(self, length: int) -> tuple[int, ...]:
-        sequences = self.row(length).ids.shape[1]
+        sequences = FORMATS[family_of(self.config.model).input_format].num_sequences(self.task)
         return (self.config.batch_size, *((sequences,) if sequences > 1 else ()), length)
 
 
@@ -189,7 +189,7 @@ def _finetuning(config: FinetuneConfig, task: Task, source: Source | None) -> Fi
     family = family_of(config.model)
     inputs, model = FORMATS[family.input_format], program.with_published_vocabulary(config.model)
     if source is None or source.name in SIZES:
-        added = len(inputs.roles) if config.special_tokens == "gpt1" else 0
+        added = len(inputs.roles_of(task)) if config.special_tokens == "gpt1" else 0
         model = with_vocabulary(model, model.vocab_size + added)
     task = replace(task, special_tokens=config.special_tokens)
     longest = family.max_length(model) if source is None else source.trained_length

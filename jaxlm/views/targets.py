@@ -219,8 +219,8 @@ def finetune_lines(
     longest: number of positions of the model that may be used. Default: all.
     """
     kind = family_of(config.model).input_format
-    tokenizer = FORMATS[kind].with_special_tokens(tokenizer, config.special_tokens)
     task = replace(task, special_tokens=config.special_tokens)
+    tokenizer = FORMATS[kind].with_special_tokens(tokenizer, task)
     config, length, batch_size = filled(config, task.papers.get(kind, {}), longest)
     encoded = encode_split(task, data, "train", tokenizer, length, kind)
     num_steps = config.num_steps or steps_of_epochs(
@@ -235,18 +235,17 @@ def finetune_lines(
         yield f"  {line}"
     buckets = ", ".join(str(size.length) for size in batches.sizes)
     yield f"  truncated to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
-    yield (
-        f"step {step} of {len(batches)}: {int(batch.weights.sum())} examples of {batch.ids.shape[1]} sequences, length "
-        f"{batch.ids.shape[2]}, {int(batch.lengths.sum()):,} of {batch.ids.size:,} positions are tokens, seed "
-        f"{config.seed}"
-    )
-    for row in range(min(count, int(batch.weights.sum()))):
+    examples = int((batch.index >= 0).sum())
+    yield f"step {step} of {len(batches)}: {examples} examples {encoded.described(batch)}, seed {config.seed}"
+    lines = text_lines if task.generates else example_lines
+    for row in range(min(count, examples)):
         number = encoded.example_of(int(batch.index[row]))
         example = data.splits["train"].examples[number]
         truncated = ", truncated" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
         yield ""
-        yield f"example {number} of train, {example.shown_label(np.asarray(batch.labels[row]))}{truncated}"
-        yield from example_lines(batch, row, example, tokenizer)
+        label = example.shown_label(None if task.generates else np.asarray(batch.labels[row]))
+        yield f"example {number} of train, {label}{truncated}"
+        yield from lines(batch, row, example, tokenizer)
 
 
 def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
@@ -260,6 +259,18 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
         reads = f"the head reads {example.head_reads.format(extract=extract)}"
         shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(tokens)), head=40, tail=10))
         yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
+
+
+def text_lines(batch: Batch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield a source as in the file, the ids that the model reads, and those whose loss counts."""
+    for text in example.shown:
+        yield from indented(truncated(text))
+    targets = np.flatnonzero(batch.weights[row])
+    read, predicted = batch.ids[row, : targets[-1] + 1], batch.targets[row, targets]
+    for name, ids in (("reads", read), ("predicts", predicted)):
+        pieces = [repr(piece) for piece in tokenizer.pieces(ids.tolist())]
+        shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(len(ids))), head=40, tail=10))
+        yield f"    {name} {len(ids)} tokens: {shown}"
 
 
 def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:

@@ -4,7 +4,6 @@ A prompt file is a text with a field in braces for each part of a row. `{answer}
 is the whole file; a row to answer is the file up to `{answer}`.
 """
 
-import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlm.errors import InputError
+from jaxlm.reading import parallel
 from jaxlm.reading.lines import Lines
+from jaxlm.reading.parallel import two_files
 from jaxlm.reading.rows import json_document
 from jaxlm.tasks.datasets.spans_and_tags import SQUAD2
 from jaxlm.tasks.kinds.spans import read_questions
@@ -20,7 +21,6 @@ from jaxlm.zero_shot.task import files_of, json_rows
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _HIGHLIGHT = re.compile(r"^@highlight[ ]*$", re.MULTILINE)
-_SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>", re.IGNORECASE)
 
 
 class Row(NamedTuple):
@@ -119,40 +119,13 @@ def _story(path: Path) -> Row:
 
 def sentence_pairs(path: Path) -> tuple[list[Row], int]:
     """Return the pairs of two files, SOURCE,REFERENCE. InputError if they have different numbers of sentences."""
-    source, comma, reference = str(path).partition(",")
-    if not comma or not source or not reference:
+    files = two_files(path)
+    if files is None:
         raise InputError(
             f"translation must have two files with a comma between them, got {path}; write translation:test.en,test.fr"
         )
-    sources, references = sentences(Path(source)), sentences(Path(reference))
-    if len(sources) != len(references):
-        raise InputError(
-            f"{reference} must have the {len(sources):,} sentences of {source}, got {len(references):,}; give a "
-            "parallel file"
-        )
-    rows = []
-    for (where, text), (where_reference, answer) in zip(sources, references, strict=True):
-        for place, one in ((where, text), (where_reference, answer)):
-            if not one:
-                raise InputError(f"{place} must have a sentence, got an empty one; remove it from both files")
-        rows.append(Row({"source": text}, (answer,), where))
-    return rows, 0
-
-
-def sentences(path: Path) -> list[tuple[str, str]]:
-    """Return (file and line, sentence) of each `<seg>` of an .sgm file, or of each line of another file."""
-    found: Sequence[tuple[str, str]]
-    lines = [(f"{path} line {number}", line) for number, line in Lines(path)]
-    if path.suffix == ".sgm":
-        matches = ((where, _SEGMENT.search(line)) for where, line in lines)
-        found = [(where, html.unescape(match[1]).strip()) for where, match in matches if match]
-        if (opened := sum("<seg" in line.lower() for _, line in lines)) != len(found):
-            raise InputError(f"{path} must have each <seg> on a line of its own, got {opened - len(found)} others")
-    else:
-        found = [(where, line.strip()) for where, line in lines]
-    if not found:
-        raise InputError(f"{path} must have sentences, got none; give another file")
-    return list(found)
+    pairs = parallel.sentence_pairs(*files)
+    return [Row({"source": source}, (reference,), where) for where, source, reference in pairs], 0
 
 
 class Template(NamedTuple):

@@ -1,5 +1,6 @@
 """The kinds of tasks, one class each, by the names that `--custom.kind` and task.json give them."""
 
+from jaxlm.tasks.kinds.generation import Generation
 from jaxlm.tasks.kinds.spans import Spans
 from jaxlm.tasks.kinds.tags import Tagging
 from jaxlm.tasks.kinds.texts import Choice, Classification, LabelSets, Regression
@@ -12,4 +13,5 @@ KINDS: dict[str, type[Task]] = {
     "choice": Choice,
     "span": Spans,
     "tagging": Tagging,
+    "text": Generation,
 }

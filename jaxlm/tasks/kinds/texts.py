@@ -55,7 +55,14 @@ def _reader(path: Path | str, task: Task, **reading: Any) -> RowReader:
             "the imported model does not define the choices of a row; import it again with --custom.choices and a "
             "column for each"
         )
-    return RowReader(path, task.columns, quoting=task.quoting, warn_quotes=task.quoting == "none", **reading)
+    return RowReader(
+        path,
+        task.columns,
+        quoting=task.quoting,
+        warn_quotes=task.quoting == "none",
+        label_lists=task.generates,
+        **reading,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,7 @@ class TextTask(Task):
     metrics: tuple[str, ...] = ("accuracy",)
     rows = Rows(read_texts, stream_texts, texts_of_records)
     encode = encode_texts
+    example = Example
     measured: ClassVar[Callable[..., dict[str, float]]] = class_metrics
     """(outputs, targets) -> the metrics of outputs (n, outputs)."""
     report: ClassVar[Callable[..., dict[str, Any]]] = class_report

@@ -25,6 +25,7 @@ class Metric:
 
 _SKLEARN = "scikit-learn, `{}`"
 _CLASSES: tuple[str, ...] = ("classification",)
+_TEXTS: tuple[str, ...] = ("text",)
 METRICS: tuple[Metric, ...] = (
     Metric(
         "accuracy",
@@ -126,6 +127,45 @@ METRICS: tuple[Metric, ...] = (
         ("tagging",),
         "Fraction of the given entities that are predicted with type, first and last token.",
         "CoNLL's `conlleval`",
+    ),
+    Metric(
+        "bleu",
+        _TEXTS,
+        "BLEU of the corpus, from 0 to 100: cased, with the tokenization `13a`, against all targets of a row.",
+        "sacrebleu, `BLEU`",
+    ),
+    Metric(
+        "chrf",
+        _TEXTS,
+        "chrF2 of the corpus, from 0 to 100: F-score of character n-grams up to order 6, against all targets of a row.",
+        "sacrebleu, `CHRF`",
+    ),
+    *(
+        Metric(
+            name,
+            _TEXTS,
+            f"Mean over texts of the F1 of {units}, with stemming; of several targets the best one counts.",
+            f"rouge-score, `{theirs}`",
+        )
+        for name, theirs, units in (
+            ("rouge_1", "rouge1", "words"),
+            ("rouge_2", "rouge2", "pairs of words"),
+            ("rouge_l", "rougeLsum", "longest common subsequences of lines"),
+        )
+    ),
+    Metric(
+        "exact_match",
+        _TEXTS,
+        "Fraction of texts that equal one of the targets, blanks at the ends aside.",
+        "jaxlm/tasks/metrics/generated.py",
+    ),
+    Metric(
+        LOSS,
+        _TEXTS,
+        "Mean negative log-likelihood per token of the targets, their ends included, given the tokens before it, in "
+        "nats, without dropout and label smoothing.",
+        "jaxlm/training/text_model.py",
+        lower=True,
     ),
     Metric(
         LOSS,

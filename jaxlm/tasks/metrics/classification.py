@@ -278,6 +278,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{corner:<{label}}" + "".join(f"{name:>{width}}" for name in names))
         for name, row in zip(names, matrix, strict=True):
             lines.append(f"{name:<{label}}" + "".join(f"{count:>{width},}" for count in row))
+    lines += [f"{metric}: {signature}" for metric, signature in report.get("signatures", {}).items()]
     found = report.get("intervals", {})
     ranges = {name: value for name, value in found.items() if isinstance(value, list)}
     if ranges:
