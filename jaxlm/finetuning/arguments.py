@@ -12,6 +12,7 @@ from jaxlm.models import family_of
 from jaxlm.ranges import Count, NotNegative
 from jaxlm.runs.config import TrackerKind
 from jaxlm.tasks import CustomConfig, Task, TaskData, TaskOptions, read_task
+from jaxlm.tasks.text_to_text import as_text
 from jaxlm.training.config import FinetuneConfig
 
 
@@ -29,13 +30,17 @@ class DataArguments:
     """Fail if an answer's text does not match its answer_start, and list all of these. Default: count them."""
     held_out_seed: int = 0
     """Seed that chooses the rows of the dev split for a task without one, and those of --sample."""
+    as_text: bool = False
+    """Read a task with labels as text to text, in T5's form: a label is a text that the model generates. For
+    classification, choice, regression, and questions that all have an answer."""
     sample: Count | None = None
     """Train on this number of random rows of the training split. Dev and test are kept whole. Default: all rows."""
 
     def read(self) -> tuple[Task, TaskData]:
         """Return the task and its rows."""
         more: dict[str, Any] = {name: getattr(self, name) for name in ("options", "strict", "sample")}
-        return read_task(self.task, self.task_dir, self.custom, seed=self.held_out_seed, **more)
+        task, data = read_task(self.task, self.task_dir, self.custom, seed=self.held_out_seed, **more)
+        return as_text(task, data) if self.as_text else (task, data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,7 @@ def run_finetuning(
     learning_rates: Sequence[float] = (),
     keep: Literal["best", "all"] = "best",
     held_out_seed: int = 0,
+    as_text: bool = False,
     sample: int | None = None,
     with_inputs: bool = False,
     beyond_length: bool = False,
@@ -81,6 +82,7 @@ def run_finetuning(
       learning_rates: Learning rates to try. The one with the best mean on dev is reported.
       keep: Keep the parameters of the run that is best on dev, or of all runs.
       held_out_seed: Seed that chooses the rows of the dev split for a task without one, and those of `sample`.
+      as_text: Read a task with labels as text to text, in T5's form.
       sample: Number of random training rows to train on. Default: all rows.
       with_inputs: Write the task's columns and the gold label into predictions.jsonl too.
       beyond_length: Use positions of the start's table that were never trained.
@@ -376,6 +378,7 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         "options": to_json(arguments.options),
         start.OF_START: start.kept_start_length(saved_config(arguments.run), of_source),
         "held_out_seed": arguments.held_out_seed,
+        "as_text": arguments.as_text,
         "sample": arguments.sample,
         "with_inputs": arguments.with_inputs,
         "seeds": arguments.seeds,

@@ -32,6 +32,7 @@ from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, TaskOptions, read_task
 from jaxlm.tasks.custom import with_rows
+from jaxlm.tasks.text_to_text import as_text
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.training.config import FINETUNING, MAY_DIFFER, FinetuneConfig, PretrainConfig, kind_of_run
 from jaxlm.training.start import limited, trained_length
@@ -285,7 +286,8 @@ def task_data(run: RunDirectory) -> tuple[Task, TaskData]:
         custom = dataclasses.replace(custom, **files)  # type: ignore[arg-type]
     options = from_json(TaskOptions, saved["options"], "options") if saved.get("options") else None
     seed = saved.get("held_out_seed", 0)
-    return read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))
+    task, data = read_task(saved["task"], task_dir, custom, seed=seed, options=options, sample=saved.get("sample"))
+    return as_text(task, data) if saved.get("as_text") else (task, data)
 
 
 def for_reading(execution: Execution) -> Execution:

@@ -19,6 +19,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "special_tokens": "gpt1",
     "patience": None,
     "eval_rows": None,
+    "as_text": False,
     "options.languages": "",
     "options.prefix": "",
     "options.target_length": 128,

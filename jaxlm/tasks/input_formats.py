@@ -99,16 +99,13 @@ class InputFormat:
     arrange_text: Callable[..., tuple[TextIds, bool]] | None = None
     text_roles: tuple[str, ...] = ()
 
-    def with_special_tokens(self, tokenizer: "Tokenizer", task: Task | None = None) -> "Tokenizer":
-        """Return the tokenizer with the special tokens that can be added: those of GPT-1. Default: of a task with a
-        head."""
-        if task is not None and task.special_tokens != "gpt1":
-            return tokenizer
-        return tokenizer.with_specials(self.roles_of(task))
+    def with_special_tokens(self, tokenizer: "Tokenizer", task: Task) -> "Tokenizer":
+        """Return the tokenizer with the special tokens that can be added: those of GPT-1."""
+        return tokenizer.with_specials(self.roles_of(task)) if task.special_tokens == "gpt1" else tokenizer
 
-    def roles_of(self, task: Task | None) -> tuple[str, ...]:
+    def roles_of(self, task: Task) -> tuple[str, ...]:
         """Return the special tokens that fine-tuning on a task adds to a vocabulary without them."""
-        return self.text_roles if task is not None and task.generates else self.roles
+        return self.text_roles if task.generates else self.roles
 
     def text_arrangement(self, task: Task) -> Callable[..., tuple[TextIds, bool]]:
         """Return `arrange_text`. InputError for a model that does not generate."""

@@ -116,12 +116,12 @@ def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") ->
     The file is a TSV, CSV or JSONL with named columns including the label; for a built-in task also a file in its own
     format.
     """
-    path = Path(path)
-    if not task.of_tokens and task.name in BUILT_IN and format_of(path, otherwise="tsv") == "tsv":
-        return BUILT_IN[task.name].read(path, task, labelled=True)
-    splits = task.checked({"": task.rows.read(path, task, labelled=True, errors=errors)})
-    task.with_labels(splits)
-    return splits[""]
+    path, read = Path(path), task.reads
+    if not read.of_tokens and read.name in BUILT_IN and format_of(path, otherwise="tsv") == "tsv":
+        return task.converted(BUILT_IN[read.name].read(path, read, labelled=True))
+    splits = read.checked({"": read.rows.read(path, read, labelled=True, errors=errors)})
+    read.with_labels(splits)
+    return task.converted(splits[""])
 
 
 def read_split(name: str, directory: Path, parts: Sequence[str]) -> tuple[str, Split]:

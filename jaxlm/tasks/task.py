@@ -190,6 +190,15 @@ class Task:
     """True if predictions are texts that a model generates: it has no head, and targets are texts."""
 
     @property
+    def reads(self) -> "Task":
+        """The task whose rows its files hold: itself, or the one that it is another form of."""
+        return self
+
+    def converted(self, split: "Split") -> "Split":
+        """Return a split of rows that were read, in the form of this task."""
+        return split
+
+    @property
     def num_outputs(self) -> int:
         """Output size of the head: one score for each class, or that of the kind."""
         return self.fixed_outputs or len(self.labels)
@@ -275,6 +284,7 @@ class Task:
     def from_json(values: Mapping[str, Any]) -> "Task":
         """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
         from jaxlm.tasks.kinds import KINDS
+        from jaxlm.tasks.text_to_text import LabelledText
 
         if values.get("kind") not in KINDS:
             raise InputError(
@@ -286,6 +296,8 @@ class Task:
             for name, part in (("columns", Columns), ("options", TaskOptions)):
                 if name in loaded:
                     loaded[name] = part(**loaded[name])
+            if "original" in loaded:
+                return LabelledText(**loaded | {"original": Task.from_json(loaded["original"])})
             return KINDS[loaded["kind"]](**loaded)
         except TypeError as error:
             raise InputError(f"task.json: {error}; read it with the version that wrote it") from None

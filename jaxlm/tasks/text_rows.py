@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 class TextSplit(Encoded):
     """The ids of n examples.
 
-    rows: of each example; the target is empty where there is none. references: the targets of each example as texts.
+    rows: of each example; the target is empty where there is none.
     """
 
     rows: tuple[TextIds, ...]
-    references: tuple[tuple[str, ...], ...]
+    examples: tuple[Example, ...]
+
+    @property
+    def references(self) -> tuple[tuple[str, ...], ...]:
+        """The targets of each example as texts."""
+        return tuple(map(_references, self.examples))
 
     @property
     def longest_source(self) -> np.ndarray:
@@ -100,7 +105,7 @@ def encode_pairs(
     return TextSplit(
         part=part,
         rows=tuple(rows),
-        references=references,
+        examples=examples,
         labelled=bool(examples) and all(references),
         truncated=truncated,
         longest=_lengths(rows),

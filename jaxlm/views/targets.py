@@ -48,7 +48,9 @@ def rows_of_task(arguments: ShowRowsArguments) -> Iterator[str]:
     task, data = arguments.read()
     if reader is not None:
         published = int(task.papers.get(reader.input_format, {}).get("length", reader.length))
-        reader = dataclasses.replace(reader, length=arguments.length or min(published, reader.length))
+        tokenizer = FORMATS[reader.input_format].with_special_tokens(reader.tokenizer, task)
+        length = arguments.length or min(published, reader.length)
+        reader = dataclasses.replace(reader, tokenizer=tokenizer, length=length)
     return task_lines(task, data, reader, arguments.count)
 
 
@@ -300,15 +302,12 @@ def _reader(arguments: ShowRowsArguments) -> Reader | None:
     """Return the tokenizer, input form and longest sequence to measure rows with; None if nothing is given for it."""
     if arguments.start is not None:
         source = open_source(arguments.start)
-        reader = Reader(source.tokenizer, family_of(source.model).input_format, source.trained_length)
-    elif arguments.tokenizer is not None:
+        return Reader(source.tokenizer, family_of(source.model).input_format, source.trained_length)
+    if arguments.tokenizer is not None:
         tokenizer = tokenizer_from_spec(arguments.tokenizer)
         fits = next(name for name, inputs in FORMATS.items() if set(inputs.needs) <= tokenizer.specials.keys())
-        reader = Reader(tokenizer, fits, DEFAULT_LENGTH)
-    else:
-        return None
-    tokenizer = FORMATS[reader.input_format].with_special_tokens(reader.tokenizer)
-    return dataclasses.replace(reader, tokenizer=tokenizer)
+        return Reader(tokenizer, fits, DEFAULT_LENGTH)
+    return None
 
 
 def _parameters(config: PretrainConfig | FinetuneConfig) -> int:

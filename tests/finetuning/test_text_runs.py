@@ -156,3 +156,31 @@ def test_what_a_text_task_refuses(tmp_path, task, reversed_run):
         ("evaluate", "ensemble", reversed_run, reversed_run),
     ):
         assert_one_line(run_here(*command), 2, "text task")
+
+
+def test_a_task_with_labels_as_text(tmp_path, task):
+    """The first letter as a class. Fails when a command reads the rows, or spells the labels, in another way."""
+    folder, rng = tmp_path / "first", random.Random(5)
+    folder.mkdir()
+    for part, count in {"train": 400, "dev": 24, "test": 24}.items():
+        rows = "".join(f"{source}\t{source[0]}\n" for source, _ in reversals(count, rng))
+        (folder / f"{part}.tsv").write_text("source\ttarget\n" + rows)
+    (folder / "store").symlink_to(task / "store")
+    more = ("--custom.kind", "classification", "--as-text", "--num-steps", 60, "--eval-every", 60, "--batch-size", 16)
+    ended = run_here("finetune", *arguments(tmp_path / "run", folder, *more))
+    assert ended.code == 0, ended.errors
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["test"]
+    labels = [line.rstrip("\n").split("\t")[1] for line in (folder / "test.tsv").open()][1:]
+    lines = lines_of(tmp_path / "run", "test")
+    assert found["accuracy"] == np.mean(
+        [line["prediction"] == label for line, label in zip(lines, labels, strict=True)]
+    )
+    assert found["no_label"] == np.mean([line["prediction"] not in LETTERS for line in lines])
+    assert found["accuracy"] > 0.5 and {"loss", "no_label", "f1"} <= found.keys()
+    for command in (("predict",), ("evaluate", "task")):
+        ended = run_here(
+            *command, "--run", tmp_path / "run", "--input", folder / "test.tsv", "--output", tmp_path / "out"
+        )
+        assert ended.code == 0, ended.errors
+        written = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+        assert [line["prediction"] for line in written] == [line["prediction"] for line in lines]

@@ -40,7 +40,7 @@ def published(tmp_path_factory):
 def split() -> TextSplit:
     rows = tuple(TextIds((), prompt, target) for prompt, target in case.rows())
     longest = np.array([len(row.prompt) + len(row.target) - 1 for row in rows])
-    common = {"references": (("",),) * len(rows), "labelled": True, "truncated": 0, "pad": 0}
+    common = {"examples": (), "labelled": True, "truncated": 0, "pad": 0}
     return TextSplit(rows=rows, longest=longest, length=case.SIZES.positions, **common)
 
 

@@ -160,6 +160,13 @@ METRICS: tuple[Metric, ...] = (
         "jaxlm/tasks/metrics/generated.py",
     ),
     Metric(
+        "no_label",
+        _TEXTS,
+        "With `--as-text`, beside the metrics of the task: fraction of texts that are no label, which count as wrong.",
+        "jaxlm/tasks/text_to_text.py",
+        lower=True,
+    ),
+    Metric(
         LOSS,
         _TEXTS,
         "Mean negative log-likelihood per token of the targets, their ends included, given the tokens before it, in "
