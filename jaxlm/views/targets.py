@@ -239,7 +239,7 @@ def finetune_lines(
     yield f"  truncated to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
     examples = int((batch.index >= 0).sum())
     yield f"step {step} of {len(batches)}: {examples} examples {encoded.described(batch)}, seed {config.seed}"
-    lines = text_lines if task.generates else example_lines
+    lines = generated_lines if task.generates else example_lines
     for row in range(min(count, examples)):
         number = encoded.example_of(int(batch.index[row]))
         example = data.splits["train"].examples[number]
@@ -263,7 +263,7 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
         yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
 
 
-def text_lines(batch: Batch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
+def generated_lines(batch: Batch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield a source as in the file, the ids that the model reads, and those whose loss counts."""
     for text in example.shown:
         yield from indented(truncated(text))
