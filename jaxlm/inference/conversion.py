@@ -105,10 +105,12 @@ def _verify(
     config = model.model if isinstance(model, Published) else model.model.config
     kind = None if model.task is None else model.task.kind
 
-    def ours(ids: list[list[int]]) -> dict[str, np.ndarray]:
-        return activations(config, model.params, kind, IdRows(ids, None))
+    def ours(ids: list[list[int]], source: list[list[int]] | None) -> dict[str, np.ndarray]:
+        return activations(config, model.params, kind, IdRows(ids, source=source))
 
-    for line in verify(directory, architecture, ours, tokenizer, config.vocab_size, build(config).max_length):
+    built = build(config)
+    about = (tokenizer, config.vocab_size, built.max_length, built.has_source)
+    for line in verify(directory, architecture, ours, *about):
         say(line)
 
 

@@ -24,7 +24,7 @@ from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.rows import longest_first, padded, row_positions, run_batches
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
-from jaxlm.models.model import Inputs, Model
+from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.nn.config import Execution
 from jaxlm.tasks import FORMATS, kinds
 
@@ -142,24 +142,38 @@ def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[
 
 
 class IdRows(NamedTuple):
-    """Rows of ids, and for an encoder the segment, 0 or 1, of each token; None: all 0."""
+    """Rows of ids, and for an encoder the segment, 0 or 1, of each token; None: all 0.
+
+    source: what an encoder-decoder's encoder reads with each row, whose ids are inputs of the decoder; None without an
+    encoder besides it.
+    """
 
     ids: list[list[int]]
-    segments: list[list[int]] | None
+    segments: list[list[int]] | None = None
+    source: list[list[int]] | None = None
 
 
 def read_ids(file: Path, model: Any) -> IdRows:
-    """Read `{"ids": [[…], …], "segments": [[…], …]}`. InputError names the row that does not fit the model."""
+    """Read `{"ids": [[…], …], "segments": [[…], …], "source": [[…], …]}`. InputError names the row that does not fit
+    the model.
+    """
     try:
         values = parse_json(read_regular(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments"}:
+    if not isinstance(values, dict) or "ids" not in values or set(values) - {"ids", "segments", "source"}:
         shown = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise InputError(
-            f'{file} must hold an object with "ids", and for an encoder "segments", got {shown}; correct it'
+            f'{file} must hold an object with "ids", for an encoder "segments", and for an encoder-decoder "source", '
+            f"got {shown}; correct it"
         )
-    ids, segments = values["ids"], values.get("segments")
+    ids, segments, source = values["ids"], values.get("segments"), values.get("source")
+    has_source = build(model).has_source
+    if has_source != (source is not None) or (has_source and (not isinstance(source, list) or len(source) != len(ids))):
+        rule = 'must have one row per row of "ids"' if has_source else f"must be left out for {family_of(model).title}"
+        raise InputError(f'{file}: "source" {rule}, got {source!r:.80}; correct it')
+    for row, given in enumerate(source or ()):
+        _check_row(file, f"source[{row}]", given, model.vocab_size)
     if segments is not None and (not isinstance(segments, list) or len(segments) != len(ids)):
         found = f"{len(segments)} for {len(ids)}" if isinstance(segments, list) else f"{segments!r:.80}"
         raise InputError(f'{file}: "segments" must have one row per row of "ids", got {found}; correct it')
@@ -176,7 +190,7 @@ def read_ids(file: Path, model: Any) -> IdRows:
             _check_row(file, f"segments[{row}]", segments[row], types)
             if len(segments[row]) != len(given):
                 raise InputError(f"{file}: segments[{row}] has {len(segments[row])} numbers, ids[{row}] {len(given)}")
-    return IdRows(ids, segments)
+    return IdRows(ids, segments, source)
 
 
 def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: IdRows) -> dict[str, np.ndarray]:
@@ -189,12 +203,16 @@ def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: 
     """
     model = build(config, Execution(dtype="float32"))
     apply = jax.jit(lambda params, *inputs: model_outputs(model, params, kind, *inputs))
-    longest = max(map(len, rows.ids))
+    longest, longest_source = max(map(len, rows.ids)), max(map(len, rows.source or [[]]))
     found: dict[str, list[np.ndarray]] = {}
     for first in range(0, len(rows.ids), ROWS):
         some = rows.ids[first : first + ROWS]
         seen, types = [[1] * len(given) for given in some], (rows.segments or [])[first : first + ROWS]
-        inputs = (padded(values, ROWS, longest) for values in (some, seen, types))
+        inputs = [padded(values, ROWS, longest) for values in (some, seen, types)]
+        if rows.source is not None:
+            sources = rows.source[first : first + ROWS]
+            real = [[1] * len(given) for given in sources]
+            inputs += [padded(values, ROWS, longest_source) for values in (sources, real)]
         with jax.default_matmul_precision("highest"):  # the default on GPUs is TF32, and on TPUs bfloat16
             outputs = apply(params, *inputs)
         for name, values in outputs.items():
@@ -203,12 +221,13 @@ def activations(config: Any, params: Mapping[str, Any], kind: str | None, rows: 
 
 
 def model_outputs(
-    model: Model, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any
+    model: Model, params: Any, kind: str | None, ids_BL: Any, seen_BL: Any, types_BL: Any, *source: Any
 ) -> dict[str, Any]:
-    """Compute `activations` of one batch; seen_BL is 0 at padding."""
+    """Compute `activations` of one batch; seen_BL is 0 at padding. source: its ids, and 0 at its padding."""
     positions_BL = jnp.broadcast_to(jnp.arange(ids_BL.shape[1]), ids_BL.shape)
     head = params.get("head", {})
-    outputs = model(params, Inputs(ids_BL, positions_BL, seen_BL, types_BL), layers=True)
+    inputs = Inputs(ids_BL, positions_BL, seen_BL, types_BL, source_inputs(*source) if source else None)
+    outputs = model(params, inputs, layers=True)
     layers_NBLD: Any = outputs.layers
     shown_BL1 = seen_BL[:, :, None] > 0
     found: dict[str, Any] = {f"hidden_{n}": jnp.where(shown_BL1, h_BLD, 0.0) for n, h_BLD in enumerate(layers_NBLD)}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxlm.errors import InputError
 from jaxlm.files import read_signed
 from jaxlm.interop.huggingface import Export
+from jaxlm.models import family_of
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
@@ -24,6 +25,7 @@ _TAGS = {
     "ForMaskedLM": "fill-mask",
     "ForPreTraining": "fill-mask",
     "ForNextSentencePrediction": "",
+    "ForConditionalGeneration": "text2text-generation",
     "Model": "feature-extraction",
 }
 # Tags that have a pipeline in transformers, with an example of its input.
@@ -68,17 +70,18 @@ def model_card(
     results = _read_results(directory / "results.json")
     lines = [*_front_matter(about, tag, name, results), ""]
     layers, heads = counted(model["num_layers"], "layer"), counted(model["num_heads"], "head")
+    positions = f"{model['num_positions']} positions, " if "num_positions" in model else ""
     lines += [
         f"# {export.architecture} from jaxlm",
         "",
-        f"Exported from the run `{run}`: {layers} of width {model['width']}, {heads}, {model['num_positions']} "
-        f"positions, a vocabulary of {model['vocab_size']:,}.",
+        f"Exported from the run `{run}`: {layers} of width {model['width']}, {heads}, {positions}a vocabulary of "
+        f"{model['vocab_size']:,}.",
         "",
     ]
     if export.notes:
         lines += [*(f"- {note}" for note in export.notes), ""]
     if tokenizer is not None:
-        lines += [*_input(export, tokenizer, task, longest or model["num_positions"]), ""]
+        lines += [*_input(export, tokenizer, task, longest or model.get("num_positions", 0)), ""]
         lines += _usage(tag, name, task)
     measured = _results(results) or _last_metrics(directory / "metrics.jsonl")
     if measured:
@@ -103,8 +106,12 @@ def _input(export: Export, tokenizer: Tokenizer, task: Task | None, longest: int
             f"The model reads `{cls} text {sep}`, or of two texts `{cls} first {sep} second {sep}` with token type 1 "
             "from the second on. The tokenizer adds these tokens."
         ]
+    elif inputs == "source":
+        lines += [f"The encoder reads `text {spelt['end']}`. The tokenizer adds this token."]
     else:
         lines += ["The model reads plain text: the tokenizer adds no token."]
+    if task is None and family_of(export.model).positions is None:
+        return [*lines, "It reads texts of any length."]
     if task is None:
         positions = export.model.num_positions
         trained = f", {longest} of which were trained" if longest < positions else ""

@@ -30,7 +30,9 @@ from jaxlm.interop.exchange import (
 )
 from jaxlm.interop.files import FILE, FLOATS, TensorFiles, files_fingerprint, read_object, write_tensors
 from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes, planned_tensors, read_leaves
+from jaxlm.models import family_of
 from jaxlm.models.bert import BertConfig
+from jaxlm.models.family import UNLIMITED
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.tasks import KINDS, CustomConfig, Task
 from jaxlm.tasks.input_formats import ENCODER_ROLES, ROLES
@@ -53,28 +55,29 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     """
     values = read_object(directory / "config.json")
     name = str(directory / "config.json")
-    model = model_from_config(values, name)
-    exchange = EXCHANGES[values["model_type"]]
     files = TensorFiles(directory)
+    model = model_from_config(values, name, files.infos)
+    exchange = EXCHANGES[values["model_type"]]
     names, tied = exchange.modern_names(sorted(files.infos))
     for second, first in tied.items():
         _check_tied(files, names, second, first)
     names = {modern: stored for modern, stored in names.items() if modern not in tied}
-    check_sizes(model, files.infos, names, name)
     parts = parts_of(names)
+    check_sizes(model, exchange.rules(parts, model), files.infos, names, name)
     kernel = next((PARTS[part][0].theirs[0] for part in parts if part in HEADS), None)
     outputs = math.prod(files.infos[names[kernel]].shape[:1]) if kernel is not None and kernel in names else 0
     architecture, kind = _architecture(values, exchange.classes, parts, outputs, name)
     shapes = backbone_shapes(model) | part_shapes(model, parts, outputs)
-    leaves = read_leaves(exchange.rules(parts), shapes, files, names, model.num_layers)
+    leaves = read_leaves(exchange.rules(parts, model), shapes, files, names, model)
     if "score" in parts:
         leaves["head/bias"] = np.zeros(outputs, np.float32)
     used = sorted({files.infos[stored].dtype for stored in names.values()})
     tokenizer, notes = _tokenizer(directory, model, case)
     longest, named_by = _longest(directory)
-    if longest is not None and longest < model.num_positions:
+    positions = family_of(model).max_length(model)
+    if longest is not None and longest < positions < UNLIMITED:
         notes.append(
-            f"{named_by} is {longest}: texts are read up to that length of the {model.num_positions} positions; "
+            f"{named_by} is {longest}: texts are read up to that length of the {positions} positions; "
             "--beyond-length uses the others too"
         )
     if len(used) > 1:
@@ -114,6 +117,8 @@ class Export:
     def inputs(self, tokenizer: Tokenizer) -> Inputs:
         """Return the special tokens around the texts that the model reads."""
         roles = set(tokenizer.specials)
+        if family_of(self.model).role == "encoder_decoder":
+            return "source" if "end" in roles else "plain"
         if isinstance(self.model, BertConfig):
             return "encoder" if set(ENCODER_ROLES) <= roles else "plain"
         return "decoder" if self.parts and set(ROLES) <= roles else "plain"
@@ -133,10 +138,11 @@ def planned_export(
     InputError for models without counterpart: a left-to-right BERT, a BiLSTM head, a decoder's head that sums two
     sequences.
     """
-    exchange, heads = exchange_of(model), {name.split("/")[1] for name in leaves if name.startswith("head/")}
+    exchange = exchange_of(model, (config or {}).get("model_type"))
+    heads = {name.split("/")[1] for name in leaves if name.startswith("head/")}
     if task is None:
         name, parts = _pretrained(exchange, heads, architecture)
-        known = {rule.leaf for rule in exchange.rules(parts)}
+        known = {rule.leaf for rule in exchange.rules(parts, model)}
         kept = {leaf: values for leaf, values in leaves.items() if leaf in known}
         dropped = sorted({"/".join(leaf.split("/")[:2]) for leaf in leaves if leaf not in kept})
         notes = (f"left out, as {name} has none: {', '.join(dropped)}",) if dropped else ()
@@ -174,11 +180,10 @@ def write_export(
     exists = directory.exists() and any(directory.iterdir())
     if exists and not (directory / FILE).is_file():
         raise _not_empty(directory)
-    values, exchange = dict(export.config) | config_from_model(export.model), exchange_of(export.model)
-    key = exchange.fields["activation"]  # of two names for one activation keep the original
-    if exchange.activations.get(export.config.get(key, "")) == export.model.activation:
-        values[key] = export.config[key]
-    values |= {"architectures": [export.architecture], "dtype": FLOATS[dtype].name, "tie_word_embeddings": True}
+    values = dict(export.config) | config_from_model(export.model, export.config)
+    exchange = exchange_of(export.model, values["model_type"])
+    values |= {"architectures": [export.architecture], "dtype": FLOATS[dtype].name}
+    values["tie_word_embeddings"] = exchange.ties(export.model)
     specials = {} if tokenizer is None else tokenizer.specials
     for role, key in {"pad": "pad_token_id", "start": "bos_token_id", "end": "eos_token_id"}.items():
         # None if there is none: a class's default is the id of another vocabulary.
@@ -186,7 +191,9 @@ def write_export(
     inputs = "plain" if tokenizer is None else export.inputs(tokenizer)
     if tokenizer is not None and inputs == "decoder":
         values["pad_token_id"] = padding(tokenizer, inputs)
-    planned = planned_tensors(exchange.rules(export.parts), export.leaves, export.model.num_layers)
+    if values.get("is_encoder_decoder"):
+        values["decoder_start_token_id"] = values["pad_token_id"] or 0
+    planned = planned_tensors(exchange.rules(export.parts, export.model), export.leaves, export.model)
     if export.architecture.endswith("Model") and "Head" not in export.architecture:
         planned = [replace(tensor, name=tensor.name.partition(".")[2]) for tensor in planned]  # alone: no prefix
     fresh = directory.with_name(f".{directory.name}.tmp")
@@ -195,7 +202,8 @@ def write_export(
         fresh.mkdir(parents=True)
         write_json(fresh / "config.json", values)
         if tokenizer is not None:
-            files = published_files(tokenizer, longest or export.model.num_positions, inputs)
+            most = min(longest or NO_LIMIT, family_of(export.model).max_length(export.model), NO_LIMIT)
+            files = published_files(tokenizer, most, inputs)
             for name, content in files.items():
                 write_file(fresh / name, content)
             tokenizer.save(fresh / OWN)
@@ -318,9 +326,12 @@ def _pretrained(exchange: Exchange, heads: set[str], architecture: str | None) -
     name = f"{exchange.prefix}LMHeadModel"
     if architecture is not None and architecture in exchange.classes:
         name = architecture
+    elif len(exchange.classes) == 1:
+        (name,) = exchange.classes
     elif name not in exchange.classes:
         name = "BertForPreTraining" if "next_sentence" in heads else "BertForMaskedLM" if heads else "BertModel"
-    return name, exchange.classes[name][0]
+    parts = exchange.classes[name][0]
+    return name, tuple(part for part in parts if part != "lm_head" or "classifier" in heads)
 
 
 def _tuned(model: GPTConfig | BertConfig, exchange: Exchange, leaves: dict[str, np.ndarray], task: Task) -> Export:

@@ -7,7 +7,6 @@ several) for each of them.
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,13 +21,11 @@ from jaxlm.interop.files import FLOATS, Info, Planned
 from jaxlm.models import build
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.bert.model import MaskedLMHead, NextSentenceHead
-from jaxlm.models.gpt import GPTConfig
 from jaxlm.runs.trees import listed, named_leaves, nested_leaves
 from jaxlm.tasks import Task
 from jaxlm.text import Tokenizer
 
 Shape = tuple[int, ...]
-_LAYER = re.compile(r"\.(?:layer|h)\.(\d+)\.")  # in the names of all three kinds of models
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,15 @@ THREE_BIASES = Layout(
 
 @dataclass(frozen=True)
 class Rule:
-    """A leaf of ours by its path, and the tensors that hold it; `{n}` in a name stands for each layer."""
+    """A leaf of ours by its path, and the tensors that hold it; `{n}` in a name stands for each layer.
+
+    depth: the field of the config with the number of these layers.
+    """
 
     leaf: str
     theirs: tuple[str, ...]
     layout: Layout = SAME
+    depth: str = "num_layers"
 
     @property
     def stacked(self) -> bool:
@@ -83,9 +84,9 @@ class Rule:
         """Return the tensors of one layer, or of the leaf if it has no layers."""
         return [name.format(n=layer) for name in self.theirs]
 
-    def layers(self, num_layers: int) -> range:
-        """Return the layers with tensors of their own; one if the leaf has no layers."""
-        return range(num_layers if self.stacked else 1)
+    def layers(self, model: Any) -> range:
+        """Return the layers of a config with tensors of their own; one if the leaf has no layers."""
+        return range(getattr(model, self.depth) if self.stacked else 1)
 
     def their_shapes(self, ours: Shape) -> list[Shape]:
         """Return the shapes of the tensors of one layer, from that of the leaf."""
@@ -103,7 +104,7 @@ class Tensors(Protocol):
 
 
 def read_leaves(
-    rules: Sequence[Rule], shapes: Mapping[str, Shape], tensors: Tensors, names: Mapping[str, str], num_layers: int
+    rules: Sequence[Rule], shapes: Mapping[str, Shape], tensors: Tensors, names: Mapping[str, str], model: Any
 ) -> dict[str, np.ndarray]:
     """Return our leaves in float32, from `tensors`; `names` maps the current spelling of a tensor to its stored name.
 
@@ -113,7 +114,7 @@ def read_leaves(
     wanted: dict[str, tuple[Rule, Shape]] = {}
     for rule in rules:
         parts = rule.their_shapes(shapes[rule.leaf])
-        for n in rule.layers(num_layers):
+        for n in rule.layers(model):
             wanted |= {name: (rule, shape) for name, shape in zip(rule.names(n), parts, strict=True)}
     differences = [f"- {name} {list(shape)}" for name, (_, shape) in wanted.items() if name not in names]
     for name, stored in names.items():
@@ -129,7 +130,7 @@ def read_leaves(
     leaves: dict[str, np.ndarray] = {}
     for rule in rules:
         leaf = np.empty(shapes[rule.leaf], np.float32)
-        for n in rule.layers(num_layers):
+        for n in rule.layers(model):
             part = leaf[n] if rule.stacked else leaf
             found = [
                 tensors.read(names[name]).reshape(shape)
@@ -142,7 +143,7 @@ def read_leaves(
     return leaves
 
 
-def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], num_layers: int) -> list[Planned]:
+def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], model: Any) -> list[Planned]:
     """Return the tensors for `write_tensors` from our leaves: every leaf by its rule, and every rule a leaf."""
     missing = [rule.leaf for rule in rules if rule.leaf not in leaves]
     unknown = sorted(set(leaves) - {rule.leaf for rule in rules})
@@ -153,7 +154,7 @@ def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], num_layers
     for rule in rules:
         leaf = leaves[rule.leaf]
         shapes = rule.their_shapes(leaf.shape)
-        for n in rule.layers(num_layers):
+        for n in rule.layers(model):
             for k, (name, shape) in enumerate(zip(rule.names(n), shapes, strict=True)):
                 planned.append(Planned(name, shape, _values(rule, leaf, n, k)))
     return planned
@@ -170,7 +171,7 @@ class Published:
     """
 
     name: str
-    model: GPTConfig | BertConfig
+    model: Any
     leaves: MutableMapping[str, np.ndarray]
     tokenizer: Tokenizer | None
     fingerprint: str
@@ -194,14 +195,14 @@ class Published:
         return nested_leaves(self.leaves)
 
 
-def backbone_shapes(model: GPTConfig | BertConfig) -> dict[str, Shape]:
+def backbone_shapes(model: Any) -> dict[str, Shape]:
     """Return `backbone/…` -> shape, without a BERT's pooler."""
     params = nn.unbox(jax.eval_shape(build(model).init, jax.random.key(0)))
     params.pop("pooler", None)
     return _shapes("backbone", params)
 
 
-def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: int) -> dict[str, Shape]:
+def part_shapes(model: Any, parts: Sequence[str], outputs: int) -> dict[str, Shape]:
     """Return path -> shape of the parts besides the backbone; `outputs` is the output size of a fine-tuned head."""
     d = model.width
     found: dict[str, Shape] = {}
@@ -213,23 +214,30 @@ def part_shapes(model: GPTConfig | BertConfig, parts: Sequence[str], outputs: in
             head = MaskedLMHead(model) if part == "masked_lm" else NextSentenceHead(model.init_std)
             params = jax.eval_shape(head.init, jax.random.key(0), jnp.zeros((1, 1, d)))["params"]
             found |= _shapes(f"head/{part}", nn.unbox(params))
+        elif part == "lm_head":
+            found |= {"head/classifier/kernel": (model.vocab_size, d)}
         else:
             found |= {"head/kernel": (d, outputs), "head/bias": (outputs,)}
     return found
 
 
-def check_sizes(model: GPTConfig | BertConfig, infos: Mapping[str, Info], names: Mapping[str, str], what: str) -> None:
+def check_sizes(
+    model: Any, rules: Sequence[Rule], infos: Mapping[str, Info], names: Mapping[str, str], what: str
+) -> None:
     """Raise InputError, before anything is built, if the `model` that the file `what` describes does not fit.
 
     names: current spelling -> stored name, as for `read_leaves`. A model of a million layers, or of a size larger than
     any axis of a tensor, would take minutes or all memory before the listing of its differences.
     """
-    numbers = {found[1] for name in names if (found := _LAYER.search(name))}
-    if len(numbers) != model.num_layers:
-        raise InputError(
-            f"{what}: the number of layers must be that of the tensors, {len(numbers)}, got {model.num_layers}; "
-            "download the files again"
-        )
+    prefixes = {rule.depth: rule.theirs[0].partition("{n}")[0] for rule in rules if rule.stacked}
+    for depth, prefix in prefixes.items():
+        found = {name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)}
+        if len(found) != getattr(model, depth):
+            kind = "" if depth == "num_layers" else f" ({depth})"
+            raise InputError(
+                f"{what}: the number of layers{kind} must be that of the tensors, {len(found)}, got "
+                f"{getattr(model, depth)}; download the files again"
+            )
     shapes = [infos[stored].shape for stored in names.values()]
     longest = max((size for shape in shapes if math.prod(shape) for size in shape), default=0)
     for name in ("vocab_size", "num_positions", "num_types", "width", "feed_forward_width"):

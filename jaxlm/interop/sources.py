@@ -104,11 +104,11 @@ def read_google(directory: Path, spec: str, case: Case = "auto") -> Published:
     modern, _ = bert.modern_names([_name(name) for name in bundle.infos if not _NOT_THE_MODEL.search(name)])
     stored = {_name(name): name for name in bundle.infos}
     names = {today: stored[spelt] for today, spelt in modern.items()}
-    check_sizes(model, bundle.infos, names, str(config))
     parts = parts_of(names)
+    check_sizes(model, bert.rules(parts, model), bundle.infos, names, str(config))
     shapes = backbone_shapes(model) | part_shapes(model, parts, 2)
     kernels = _Transposed(bundle)
-    leaves = read_leaves(bert.rules(parts), shapes, kernels, names, model.num_layers)
+    leaves = read_leaves(bert.rules(parts, model), shapes, kernels, names, model)
     vocabulary = directory / "vocab.txt"
     tokenizer = wordpiece_tokenizer(vocabulary, case) if vocabulary.is_file() else None
     return Published(
@@ -202,7 +202,8 @@ def _gpt1(directory: Path, spec: str) -> Published:
     )
     model.check()
     names = {name: name for name in vector.infos}
-    leaves = read_leaves(EXCHANGES["openai-gpt"].rules(()), backbone_shapes(model), vector, names, model.num_layers)
+    rules = EXCHANGES["openai-gpt"].rules((), model)
+    leaves = read_leaves(rules, backbone_shapes(model), vector, names, model)
     tokenizer: Tokenizer | None = None
     if (directory / "encoder_bpe_40000.json").is_file():
         tokenizer = GPT1Tokenizer.from_directory(directory)
@@ -230,8 +231,9 @@ def _gpt2(directory: Path, spec: str) -> Published:
     model.check()
     bundle = Bundle(directory / "model.ckpt")
     names = {_gpt2_name(name): name for name in bundle.infos}
-    check_sizes(model, bundle.infos, names, f"{directory}/hparams.json")
-    leaves = read_leaves(EXCHANGES["gpt2"].rules(()), backbone_shapes(model), bundle, names, model.num_layers)
+    rules = EXCHANGES["gpt2"].rules((), model)
+    check_sizes(model, rules, bundle.infos, names, f"{directory}/hparams.json")
+    leaves = read_leaves(rules, backbone_shapes(model), bundle, names, model)
     tokenizer = read_gpt2(directory) if (directory / "encoder.json").is_file() else None
     return Published(spec, model, leaves, tokenizer, bundle.fingerprint(), "GPT2LMHeadModel", "F32")
 

@@ -32,30 +32,40 @@ _OUTPUTS = {
 }
 
 Arrays = Mapping[str, np.ndarray]
-Compute = Callable[[list[list[int]]], Arrays]
+Compute = Callable[[list[list[int]], list[list[int]] | None], Arrays]
+START = 5  # tokens of a sentence that the decoder of an encoder-decoder reads, besides the one that begins a target
 
 
 def verify(
-    directory: Path, architecture: str, ours: Compute, tokenizer: Tokenizer | None, vocab_size: int, longest: int
+    directory: Path,
+    architecture: str,
+    ours: Compute,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    longest: int,
+    has_source: bool = False,
 ) -> list[str]:
     """Return a table of the largest absolute differences, one line per layer.
 
     The reference is transformers, with the model in `directory`; if it is not installed or `architecture` is "", it is
     the activations next to the weights, IDS and REFERENCE, as `jaxlm.evaluate activations` writes them. RunError above
-    TOLERANCE; InputError without a reference.
+    TOLERANCE; InputError without a reference. has_source: the sentences are sources, and their beginnings the targets.
     """
+    source: list[list[int]] | None = None
     if architecture and transformers_installed():
         ids = _ids(tokenizer, vocab_size, longest)
-        theirs, reference = _of_transformers(directory, architecture, ids), "transformers"
+        if has_source:
+            source, ids = ids, [[0, *row[:START]] for row in ids]
+        theirs, reference = _of_transformers(directory, architecture, ids, source), "transformers"
     elif (directory / IDS).is_file() and (directory / REFERENCE).is_file():
-        ids, theirs = _reference(directory)
+        (ids, source), theirs = _reference(directory)
         reference = REFERENCE
     else:
         raise InputError(
             f"--verify needs a reference; install transformers and PyTorch (launch/setup.sh cpu parity), or put {IDS} "
             f"and {REFERENCE} of another program into {directory}"
         )
-    found = ours(ids)
+    found = ours(ids, source)
     lines, worst = [f"against {reference}, {len(ids)} sentences, float32, largest absolute difference:"], 0.0
     for name, values in theirs.items():
         if name not in found or found[name].shape != values.shape:
@@ -74,14 +84,18 @@ def transformers_installed() -> bool:
     return bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"))
 
 
-def _reference(directory: Path) -> tuple[list[list[int]], Arrays]:
-    """Return the ids and the activations next to the weights. InputError if they are damaged."""
-    ids = read_object(directory / IDS).get("ids")
-    if not isinstance(ids, list) or not all(isinstance(row, list) and row for row in ids):
-        raise InputError(f"{directory / IDS}: ids must be a list of rows of ids; write it again")
+def _reference(directory: Path) -> tuple[tuple[list[list[int]], list[list[int]] | None], Arrays]:
+    """Return the ids, with sources if there are some, and the activations next to the weights. InputError if they are
+    damaged.
+    """
+    values = read_object(directory / IDS)
+    ids, source = values.get("ids"), values.get("source")
+    for rows in (ids, *([] if source is None else [source])):
+        if not isinstance(rows, list) or not all(isinstance(row, list) and row for row in rows):
+            raise InputError(f"{directory / IDS}: ids must be a list of rows of ids; write it again")
     try:
         with np.load(directory / REFERENCE, allow_pickle=False) as file:
-            return ids, {name: file[name] for name in file.files}
+            return (values["ids"], source), {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
         raise InputError(f"{directory / REFERENCE} is not readable ({error}); write it again") from error
 
@@ -101,7 +115,9 @@ def _ids(tokenizer: Tokenizer | None, vocab_size: int, longest: int) -> list[lis
     return rows
 
 
-def _of_transformers(directory: Path, architecture: str, ids: list[list[int]]) -> Arrays:
+def _of_transformers(
+    directory: Path, architecture: str, ids: list[list[int]], source: list[list[int]] | None
+) -> Arrays:
     import torch
     import transformers
 
@@ -115,12 +131,16 @@ def _of_transformers(directory: Path, architecture: str, ids: list[list[int]]) -
     longest = max(map(len, ids))
     found: dict[str, list[Any]] = {}
     with torch.no_grad():
-        for row in ids:
+        for number, row in enumerate(ids):
             inputs = torch.tensor([row])
-            given = model.eval()(
-                inputs[None] if "MultipleChoice" in architecture else inputs, output_hidden_states=True
-            )
-            states = {f"hidden_{n}": layer[0] for n, layer in enumerate(given.hidden_states)}
+            if source is not None:
+                read = torch.tensor([source[number]])
+                given = model.eval()(read, decoder_input_ids=inputs, output_hidden_states=True)
+            else:
+                whole = inputs[None] if "MultipleChoice" in architecture else inputs
+                given = model.eval()(whole, output_hidden_states=True)
+            hidden = given.hidden_states if source is None else given.decoder_hidden_states
+            states = {f"hidden_{n}": layer[0] for n, layer in enumerate(hidden)}
             for theirs, ours in _OUTPUTS.items():
                 if given.get(theirs) is not None:
                     states[ours] = given[theirs][0]

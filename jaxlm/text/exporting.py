@@ -16,8 +16,9 @@ from jaxlm.text.tokenizer import Tokenizer
 
 OWN = "jaxlm_tokenizer"
 
-# Special tokens around texts: none, start … delimiter … extract of a fine-tuned decoder, or CLS … SEP … SEP.
-Inputs = Literal["plain", "decoder", "encoder"]
+# Special tokens around texts: none, start … delimiter … extract of a fine-tuned decoder, CLS … SEP … SEP, or the end of
+# a source.
+Inputs = Literal["plain", "decoder", "encoder", "source"]
 
 _BLANK = "\u2581"
 _MODEL_INPUTS = ("input_ids", "attention_mask")
@@ -41,6 +42,7 @@ def published_files(tokenizer: Tokenizer, longest: int, inputs: Inputs = "plain"
     if (pad := padding(tokenizer, inputs)) is not None:
         config[ROLE_NAMES["pad"]] = tokenizer.pieces([pad])[0]
     others = [token for role, token in spelt.items() if role not in ROLE_NAMES]
+    others += tokenizer.pieces(tokenizer.sentinels)
     if others:
         config["extra_special_tokens"] = others
     files = {FILE: library_of(tokenizer, inputs).to_str(pretty=True).encode(), "tokenizer_config.json": _json(config)}
@@ -85,7 +87,8 @@ def library_of(tokenizer: Tokenizer, inputs: Inputs):
         assert isinstance(tokenizer, LibraryTokenizer)
         saved = tokenizer.files.get(FILE)  # with the padding and truncation that its users set
         library = Library.from_str(saved.decode() if saved else tokenizer._library.to_str())
-    ordered = sorted(tokenizer.specials.items(), key=lambda item: item[1])
+    sentinels = {f"sentinel {number}": i for number, i in enumerate(tokenizer.sentinels)}
+    ordered = sorted((dict(tokenizer.specials) | sentinels).items(), key=lambda item: item[1])
     for role, i in ordered:
         spelling = tokenizer.pieces([i])[0]
         library.add_special_tokens([AddedToken(spelling, special=True, normalized=False)])
@@ -97,6 +100,9 @@ def library_of(tokenizer: Tokenizer, inputs: Inputs):
     elif inputs == "encoder" and {"cls", "sep"} <= set(tokenizer.specials):
         cls, sep = _special_tokens(tokenizer, "cls", "sep")
         library.post_processor = _template((cls, "$A", sep), (cls, "$A", sep, "$B:1", (*sep, 1)))
+    elif inputs == "source":
+        (end,) = _special_tokens(tokenizer, "end")
+        library.post_processor = _template(("$A", end), ("$A", end, "$B", end))
     return library
 
 

@@ -71,9 +71,9 @@ def found_by(published: Published, name: str, sizes: case.Sizes) -> dict[str, np
             if per_token:
                 assert not values[row][len(given) :].any(), "padding is not zero"
     gradient = gradient_of(published, kind, rows)
-    rules = exchange_of(published.model).rules(published.parts)
+    rules = exchange_of(published.model).rules(published.parts, published.model)
     leaves = {leaf: values for leaf, values in gradient.items() if leaf in {rule.leaf for rule in rules}}
-    for tensor in planned_tensors(rules, leaves, published.model.num_layers):
+    for tensor in planned_tensors(rules, leaves, published.model):
         found[f"gradient/{tensor.name}"] = tensor.values()
     return found
 

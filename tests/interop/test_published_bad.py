@@ -64,8 +64,8 @@ BAD = {
     "another activation": (lambda d: edit_config(d, hidden_act="relu"), "gelu_pytorch_tanh, got 'relu'"),
     "no eps": (lambda d: edit_config(d, layer_norm_eps="absent"), "layer_norm_eps must be a number, got nothing"),
     "another model": (
-        lambda d: edit_config(d, model_type="t5"),
-        "model_type must be bert, openai-gpt or gpt2, got 't5'",
+        lambda d: edit_config(d, model_type="opt"),
+        "model_type must be bert, openai-gpt, gpt2, t5 or mt5, got 'opt'",
     ),
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "a config cut short": (lambda d: (d / "config.json").write_text("{"), "config.json is not JSON"),
