@@ -163,7 +163,7 @@ class Generator:
             run.require_decoder("generate", "use fill for an encoder"),
             run.params,
             mesh=run.mesh,
-            positions=run.trained_length,
+            positions=None if run.model.has_source else run.trained_length,
             sliding=settings.beyond_length,
             forbidden=list(specials.values()),
             size=self.tokenizer.size,
@@ -220,13 +220,13 @@ class Generator:
         run, inputs = self.run, []
         for index, ids in enumerate(self.tokenizer.encode_batch(list(prompts))):
             name = "a prompt" if len(prompts) == 1 else f"prompt {index + 1}"
-            ids = run.with_prefix(ids)
+            ids, source = run.prompt_of(ids)
             if not ids:
                 raise InputError(
                     f"{name} must not be empty for this model, which was trained without a token that begins a text; "
                     "give some text"
                 )
-            prompt = Prompt(ids, self._length(ids), number + index)
+            prompt = Prompt(ids, self._length(ids), number + index, source)
             self._cached.check(prompt, name)
             inputs.append(prompt)
         return inputs
@@ -273,7 +273,7 @@ class Generator:
 
     def _scored(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples of a prompt with the log-probabilities of their tokens."""
-        sequences = [Scored([*prompt.ids, *sample.tokens], len(prompt.ids)) for sample in samples]
+        sequences = [Scored([*prompt.ids, *sample.tokens], len(prompt.ids), prompt.source) for sample in samples]
         found = self._scorer.tokens(self.run.params, sequences)
         pairs = zip(samples, found, strict=True)
         return [dataclasses.replace(sample, log_probabilities=one.log_probs.tolist()) for sample, one in pairs]

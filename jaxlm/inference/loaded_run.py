@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.config import from_json
-from jaxlm.data.config import DataConfig, SentencePairs, Windows, check_order
+from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_order
 from jaxlm.distributed.devices import platform
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
 from jaxlm.errors import InputError
@@ -25,7 +25,7 @@ from jaxlm.interop.sources import KINDS, check_run_path, read_published, tokeniz
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Model
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.config import LanguageModel, MaskedLM
+from jaxlm.objectives.config import OBJECTIVES
 from jaxlm.objectives.language_model import CLASSIFIERS
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed
@@ -39,6 +39,7 @@ from jaxlm.training.start import limited, trained_length
 from jaxlm.training.task_model import TaskLearner, make_task_learner
 
 log = logging.getLogger(__name__)
+UNBOUNDED_ROW = 512  # tokens of a row of published models without a table of positions, those of T5
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,15 @@ class LoadedRun:
             found, _ = arrange(ids, None, self.tokenizer.specials, length, 1, special_tokens=special_tokens)
             return list(found.prompt)
         return [*self.prefix_ids, *ids] if not ids or self.data.of_documents else list(ids)
+
+    def prompt_of(self, ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
+        """Return the tokens that a continuation of a text begins with, and the source that an encoder reads, if any."""
+        if not self.model.has_source:
+            return self.with_prefix(ids), ()
+        arrange = FORMATS[self.model.family.input_format].arrange_text
+        assert arrange is not None
+        found, _ = arrange(ids, None, self.tokenizer.specials, len(ids) + 1, 1)
+        return list(found.prompt), found.source
 
     def positions(self, *, beyond: bool) -> int:
         """Return the number of positions to use: those that were trained, or with `beyond` all of the model."""
@@ -238,9 +248,11 @@ def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
     """Return the config of a run that would have trained a published model."""
     if published.task is not None:
         return FinetuneConfig(published.model, length=published.longest and published.trained_length)
-    encoder = family_of(published.model).is_encoder
-    data, objective = (SentencePairs(), MaskedLM()) if encoder else (Windows(), LanguageModel())
-    return PretrainConfig(published.model, objective=objective, data=data, length=published.trained_length)
+    family = family_of(published.model)
+    objective: Any = OBJECTIVES[family.objectives(published.model)[0]]()
+    data: Any = MEMBERS[family.layouts[0]]()
+    length = published.trained_length if family.positions is not None else published.longest or UNBOUNDED_ROW
+    return PretrainConfig(published.model, objective=objective, data=data, length=length)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

@@ -47,8 +47,8 @@ class TextPredictor:
             learner.model,
             None,
             mesh=mesh,
-            positions=limit,
-            forbidden=list(tokenizer.specials.values()),
+            positions=None if learner.model.has_source else limit,
+            forbidden=[*tokenizer.specials.values(), *tokenizer.sentinels],
             size=tokenizer.size,
             end=tokenizer.specials["end"],
         )
@@ -86,8 +86,8 @@ class TextPredictor:
     def tokens(self, params: Any, encoded: TextSplit, batch_size: int) -> list[list[int]]:
         """Return the generated ids of every row, the one of the end included."""
         most = self._task_options.target_length
-        prompts = [Prompt(row.prompt, most, number) for number, row in enumerate(encoded.rows)]
-        order = longest_first([len(prompt.ids) for prompt in prompts])
+        prompts = [Prompt(row.prompt, most, number, row.source) for number, row in enumerate(encoded.rows)]
+        order = longest_first([len(prompt.ids) + len(prompt.source) for prompt in prompts])
         found: dict[int, list[int]] = {}
         with use_mesh(self._mesh):
             self._cached.params = for_inference(self._cached.model, params)

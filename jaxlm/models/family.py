@@ -50,7 +50,7 @@ class Family:
     title: str
     sizes: Mapping[str, Any]
     role: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
-    input_format: Literal["gpt1", "bert"] = "gpt1"
+    input_format: Literal["gpt1", "bert", "t5"] = "gpt1"
     finetuning_rate: float = 6.25e-5
     sees: Callable[[Any], Sees] = lambda config: "left"
     """config -> the tokens that a state depends on besides its own: those on its left, all of its sequence, or those on

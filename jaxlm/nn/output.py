@@ -29,6 +29,7 @@ from flax import linen as nn
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import with_axes
+from jaxlm.errors import InputError
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.nn.layers import embed, gathered, linear, summed
 
@@ -397,7 +398,10 @@ class AdaptiveOutput:
         if output.clusters_KD is None:
             return projected_cross_entropy(states, output.tokens[0], targets, weights, count, output.bias_V, penalty)
         if penalty is not None:
-            raise ValueError("a penalty must be None for several clusters")
+            raise InputError(
+                f"label smoothing and a z-loss must be 0 for a softmax of {len(output.tokens)} clusters of ids, got "
+                f"{penalty.label_smoothing:g} and {penalty.z_loss:g}; leave them out"
+            )
 
         def sums(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
             h_BCD, targets_BC, weights_BC = part

@@ -109,3 +109,4 @@ class SequenceToSequence:
 
 
 ObjectiveConfig = LanguageModel | MaskedLM | SequenceToSequence
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {member.kind: member for member in typing.get_args(ObjectiveConfig)}

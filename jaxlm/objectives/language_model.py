@@ -164,31 +164,6 @@ def temporal_activation_regularization(coefficient: float) -> FurtherLoss:
     return FurtherLoss({"temporal_activation": coefficient}, weights, sums, in_evaluation=True)
 
 
-def label_smoothing(model: Model, fraction: float) -> FurtherLoss:
-    """Return the difference that label smoothing makes to the loss, as PyTorch's CrossEntropyLoss defines it.
-
-    A fraction e of each target is distributed over the vocabulary (Szegedy et al., 2016, section 7): the loss is
-    (1 - e) nll + e mean(-log p), and its difference to `nll` is e times the target's score less the mean of all scores.
-    An evaluation reports the loss without it.
-    """
-
-    def sums(params: Any, outputs: Outputs, batch: Batch) -> Sums:
-        def of_row(row: tuple[jax.Array, ...]) -> jax.Array:
-            states_LD, targets_L, weights_L = row
-            scores_LV = model.logits(params, states_LD, outputs.output)[:, : model.config.vocab_size]
-            own_L = jnp.take_along_axis(scores_LV, targets_L[:, None], axis=-1)[:, 0]
-            return jnp.sum(weights_L * (own_L - jnp.mean(scores_LV, axis=-1)))
-
-        # One row at a time, and again in the backward pass: the scores of a batch need not fit the memory.
-        rows = jax.lax.map(jax.checkpoint(of_row), (outputs.states, batch.targets, batch.weights))
-        return {"smoothing": jnp.sum(rows)}
-
-    def weights(batch: Batch) -> Sums:
-        return {"smoothing": jnp.sum(batch.weights)}
-
-    return FurtherLoss({"smoothing": fraction}, weights, sums)
-
-
 def last_position(model: Model, chunks: int = 0) -> FurtherLoss:
     """Return the loss at the last position of each row, `last_nll`, which is trained instead of `nll`."""
 

@@ -24,6 +24,12 @@ texts the first is truncated, and the second only when nothing of the first is l
 A source keeps the tokens that leave room for the longest target that is allowed, whatever its own target is: a target
 that is unknown leaves it the same.
 
+T5's (Raffel et al. 2020, section 2.1) has a source for the encoder and a target for the decoder, each of a length of
+its own, and no head:
+
+    source      text end
+    target      pad text end, of which the first is an input alone
+
 BERT's, one sequence of two segments (Devlin et al. 2019, section 3.2 and figure 4):
 
     single      CLS text SEP
@@ -206,6 +212,32 @@ def arrange_text(
     return TextIds((), (start, *source[:room], delimiter), ids), truncated
 
 
+def arrange_sides(
+    source: Ids,
+    target: Ids | None,
+    specials: Mapping[str, int],
+    length: int,
+    target_length: int,
+    *,
+    special_tokens: SpecialTokens = "gpt1",
+) -> tuple[TextIds, bool]:
+    """Return the ids of an example whose source an encoder reads apart, and whether a side was truncated.
+
+    specials: those of end and pad. length: the most ids of a source, target_length those of a target, each with an end.
+    """
+    if "end" not in specials:
+        raise InputError("the tokenizer must have an end token for an encoder-decoder, got none; use another one")
+    end, begin = specials["end"], specials.get("pad", 0)
+    truncated = len(source) >= length or len(target or ()) >= target_length
+    ids = () if target is None else (*target[: target_length - 1], end)
+    return TextIds((*source[: length - 1], end), (begin,), ids), truncated
+
+
+def no_arrangement(*_: object, **__: object) -> Arranged:
+    """Raise InputError: a model that writes its answers has no head that reads a sequence."""
+    raise InputError("the task must be text to text for an encoder-decoder, which has no head; give --as-text")
+
+
 def _ids_of(roles: Sequence[str], specials: Mapping[str, int], special_tokens: SpecialTokens) -> list[int]:
     """Return the ids of special tokens. InputError for a tokenizer without them."""
     if missing := [role for role in roles if role not in specials]:
@@ -332,4 +364,5 @@ FORMATS = {
         arrange_text=arrange_text,
         text_roles=TEXT_ROLES,
     ),
+    "t5": InputFormat(arrange=no_arrangement, read=read, arrange_text=arrange_sides),
 }

@@ -12,9 +12,9 @@ import jax
 
 from jaxlm.data.batch import Batch
 from jaxlm.models import build, family_of
-from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.language_model import label_smoothing, language_model
+from jaxlm.nn.output import Penalty
+from jaxlm.objectives.language_model import inputs_of, language_model
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.learner import TaskLearner
@@ -31,7 +31,7 @@ class TextLearner(TaskLearner):
     def target_nll(self, params: Any, batch: Batch) -> jax.Array:
         """Return the negative log-likelihood of the target of each row, in nats, float32 (B,), without dropout."""
         model = self.model
-        outputs = model(params, Inputs(batch.ids, batch.positions, batch.segments))
+        outputs = model(params, inputs_of(batch))
 
         def of_row(*row: jax.Array) -> jax.Array:
             states_LD, targets_L, weights_L = (one[None] for one in row)
@@ -53,16 +53,15 @@ def make_text_learner(config: FinetuneConfig, task: Task, execution: Execution) 
         head = model.output_layer.init(head_key)
         return {"backbone": model.init(body_key)} | ({"head": head} if head else {})
 
-    chunks = execution.loss_chunks
-    further = [label_smoothing(model, config.label_smoothing)] if config.label_smoothing else []
+    penalty = Penalty(label_smoothing=config.label_smoothing) if config.label_smoothing else None
     return TextLearner(
         model=model,
         init_params=init_params,
-        objective=language_model(model, loss_chunks=chunks, further=further),
+        objective=language_model(model, loss_chunks=execution.loss_chunks, penalty=penalty),
         flops_per_token=model.flops_per_token,
         groups=layer_groups(
             family,
-            config.model.num_layers,
+            config.model,
             decay=config.optimizer.layer_decay,
             frozen_layers=config.freeze_layers,
             freeze_embeddings=config.freeze_embeddings,

@@ -89,6 +89,7 @@ FAMILY = Family(
         "t5-1.1-large": T5_1_1_LARGE,
     },
     role="encoder_decoder",
+    input_format="t5",
     finetuning_rate=1e-3,
     sees=lambda config: "source",
     objectives=lambda config: ("sequence_to_sequence",),
