@@ -140,7 +140,7 @@ def planned_export(
     """
     exchange = exchange_of(model, (config or {}).get("model_type"))
     heads = {name.split("/")[1] for name in leaves if name.startswith("head/")}
-    if task is None:
+    if task is None or task.generates:
         name, parts = _pretrained(exchange, heads, architecture)
         known = {rule.leaf for rule in exchange.rules(parts, model)}
         kept = {leaf: values for leaf, values in leaves.items() if leaf in known}

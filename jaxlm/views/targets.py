@@ -194,8 +194,12 @@ def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Se
 
 
 def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the text of a row, and the first and last positions of each segment: token, target and weight."""
+    """Yield the source of a row, if it has one, its text, and the first and last positions of each segment: token,
+    target and weight.
+    """
     segments = np.asarray(batch.segments[row])
+    if batch.source is not None:
+        yield from source_lines(batch, row, tokenizer)
     yield from text_lines(tokenizer, np.asarray(batch.ids[row])[segments > 0].tolist())
 
     def line(slot: int) -> str:
@@ -205,6 +209,14 @@ def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
         return f"{int(batch.positions[row, slot]):>8} {i:>6}  {piece:<16} {wanted:<16} {weight:g}"
 
     yield from _slot_lines(f"{'position':>8} {'id':>6}  {'token':<16} {'target':<16} weight", segments, line)
+
+
+def source_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the tokens that an encoder reads with a row."""
+    source = np.asarray(batch.source[row])[np.asarray(batch.source_segments[row]) > 0]
+    pieces = [repr(piece) for piece in tokenizer.pieces(source.tolist())]
+    shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(len(pieces))), head=40, tail=10))
+    yield f"    source of {len(pieces)} tokens: {shown}"
 
 
 def finetune_lines(
@@ -267,6 +279,8 @@ def generated_lines(batch: Batch, row: int, example: Any, tokenizer: Tokenizer) 
     """Yield a source as in the file, the ids that the model reads, and those whose loss counts."""
     for text in example.shown:
         yield from indented(truncated(text))
+    if batch.source is not None:
+        yield from source_lines(batch, row, tokenizer)
     targets = np.flatnonzero(batch.weights[row])
     read, predicted = batch.ids[row, : targets[-1] + 1], batch.targets[row, targets]
     for name, ids in (("reads", read), ("predicts", predicted)):
