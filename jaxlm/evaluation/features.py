@@ -102,6 +102,7 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     if arguments.output is None:
         raise InputError("output must be given for features; name a file")
     run = opened(arguments)
+    run.require_one_text("evaluate features")
     layers, pooling = layers_of(arguments, run.model), arguments.pooling
     if pooling is not None:
         check_pooling(pooling, run.model, run.name)

@@ -52,6 +52,7 @@ class HarnessModel(TemplateLM):
                 raise InputError(f"--{name} must be left out for a model of jaxlm, got {value}; leave it out")
         if not isinstance(run, LoadedRun):
             run = load_model(run, mesh=make_mesh(MeshConfig()) if mesh is None else mesh)
+        run.require_one_text("the harness")
         size = run.tokenizer.size
         if prefix_token_id is not None and not 0 <= prefix_token_id < size:
             raise InputError(f"--prefix-token-id must be from 0 to {size - 1}, got {prefix_token_id}; give another")

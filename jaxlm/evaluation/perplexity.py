@@ -101,6 +101,7 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
         got = "none" if arguments.input is None else "both"
         raise InputError(f"data.store must be given if input is not, got {got}; give one of them")
     run = opened(arguments)
+    run.require_one_text("evaluate perplexity")
     remedy = "score sentences with python -m jaxlm.evaluate score, or read the validation metrics in its metrics.jsonl"
     model = run.require_decoder("evaluate perplexity", remedy)
     if arguments.input is not None:

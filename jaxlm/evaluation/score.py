@@ -136,6 +136,7 @@ def evaluate_score(arguments: Scoring) -> dict[str, Any]:
     """Return the sum of log-probabilities and the accuracies, writing one line per row."""
     check_rows(arguments)
     run = opened(arguments)
+    run.require_one_text("evaluate score")
     batch_size = batch_size_for(arguments.batch_size, run)
     positions = run.positions(beyond=arguments.beyond_length)
     scorer = text_scorer(run, batch_size=batch_size, positions=positions, top=arguments.top)

@@ -71,6 +71,7 @@ def evaluate_zero_shot(arguments: ZeroShot) -> list[dict[str, Any]]:
         if not missing:
             continue
         run = load_model(spec, mesh=mesh)
+        run.require_one_text("evaluate zero-shot")
         model = model or zero_shot_model(run, arguments, mesh, [task for task, _ in tasks])
         model.params = run.params
         for task, path in missing:

@@ -24,7 +24,7 @@ from jaxlm.inference.loaded_run import LoadedRun, for_reading
 from jaxlm.inference.prediction import default_batch_size
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.strategies import ENDED, BeamSearch, Sampler
-from jaxlm.models import ModelConfig, build
+from jaxlm.models import ModelConfig, build, family_of
 from jaxlm.text import Tokenizer
 from jaxlm.text.tokenizer import require_forward
 from jaxlm.training.loop import ScheduledEvaluation
@@ -300,7 +300,7 @@ def during_pretraining(
     if prompts and not every:
         raise InputError("--sample-every must be above 0 with --sample-prompt, got 0; give the steps between samples")
     if every and model is not None and not build(model).is_causal:
-        raise _of_an_encoder(every)
+        raise _without_prompts(model, every)
     return [lambda context: _evaluation(context, _distinct(prompts), every)] if every else []
 
 
@@ -314,7 +314,7 @@ def check_prompts(prompts: Sequence[str], every: int, planned: Plan) -> None:
     config, tokenizer = planned.config, planned.tokenizer
     model = build(config.model, for_reading(config.execution))
     if not model.is_causal:
-        raise _of_an_encoder(every)
+        raise _without_prompts(config.model, every)
     require_forward(tokenizer, "--sample-every")
     longest = model.max_length
     if model.family.positions is not None:
@@ -346,8 +346,8 @@ def _unfinished(text: str) -> int:
     return next((k for k in range(_PARTIAL_CHARACTERS) if not text[: len(text) - k].endswith("\ufffd")), 3)
 
 
-def _of_an_encoder(every: int) -> InputError:
-    return InputError(f"--sample-every must be 0 for an encoder, got {every}; leave it out")
+def _without_prompts(model: ModelConfig, every: int) -> InputError:
+    return InputError(f"--sample-every must be 0 for {family_of(model).title}, got {every}; leave it out")
 
 
 def _distinct(prompts: Sequence[str]) -> list[str]:

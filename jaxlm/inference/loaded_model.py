@@ -106,8 +106,8 @@ class LoadedModel:
 
     @property
     def kind(self) -> str:
-        """The kind of the model: `language model`, `masked language model`, or the kind of its task: `classification`,
-        `multilabel`, `regression`, `choice`, `span` or `tagging`.
+        """The kind of the model: `language model`, `masked language model`, `encoder-decoder`, or the kind of its task:
+        `classification`, `multilabel`, `regression`, `choice`, `span`, `tagging` or `text`.
 
         Example:
           >>> jaxlm.load("runs/tuned").kind
@@ -115,6 +115,8 @@ class LoadedModel:
         """
         if self.run.task is not None:
             return self.run.task.kind
+        if self.run.model.has_source:
+            return "encoder-decoder"
         return "language model" if self.run.model.is_causal else "masked language model"
 
     @property
@@ -275,6 +277,7 @@ class LoadedModel:
           (['log_probability', 'tokens'], True)
         """
         check_texts(texts)
+        self.run.require_one_text("score")
         scorer = text_scorer(self.run, batch_size=self._batch_size, positions=self.length)
         found = scorer.score(scorer.encode(text, "", " ") for text in texts)
         return [{"log_probability": one.score.log_probability, "tokens": one.score.tokens} for one in found]
@@ -437,6 +440,7 @@ class LoadedModel:
         return token_rows(self.run, texts, longest=longest, truncate=truncate)
 
     def _outputs(self, step: Step, texts: Sequence[Any], truncate: bool, *, values: int) -> list[np.ndarray]:
+        self.run.require_one_text("logits, hidden_states and embed")
         return token_outputs(
             step,
             self.run.params,

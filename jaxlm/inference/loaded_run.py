@@ -129,6 +129,14 @@ class LoadedRun:
         """RUN@STEP, followed by ` (raw)` without the average that the run has, or the name of published weights."""
         return str(self.path) if self.step is None else f"{self.path}@{self.step}{' (raw)' if self.raw else ''}"
 
+    def require_one_text(self, command: str) -> None:
+        """Raise InputError, with the command, for a model whose states depend on a source besides the text."""
+        if self.model.has_source:
+            raise InputError(
+                f"{command} must have a model that reads one text, got {self.path}, {self.model.family.title}; use "
+                "generate, predict or evaluate task"
+            )
+
     def finetuned_parts(self, command: str) -> tuple[Task, FinetuneConfig, TaskLearner]:
         """Return the task, config and learner of a fine-tuned run. InputError, with the command, for another run."""
         if self.task is None or not isinstance(self.config, FinetuneConfig):

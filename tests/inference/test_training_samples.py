@@ -79,5 +79,8 @@ def test_samples_of_an_encoder_are_refused_before_it_is_compiled(stores, tmp_pat
     """Fails when an encoder is refused after minutes of compilation, with a run directory left behind."""
     flags = ("--run", tmp_path / "run", "--data.store", stores[0], "--num-steps", 2, "--sample-every", 2)
     ended = run_here("pretrain", "debug/bert", *flags)
-    assert ended.code == 2 and ended.errors == "error: --sample-every must be 0 for an encoder, got 2; leave it out\n"
+    assert (
+        ended.code == 2
+        and ended.errors == "error: --sample-every must be 0 for an encoder (bert), got 2; leave it out\n"
+    )
     assert not (tmp_path / "run").exists()
