@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxlm.cuda import is_installed, quiet
+from jaxlm.cuda import PLUGINS, installed, is_installed, quiet
 from jaxlm.distributed.devices import peak_of_kind
 from jaxlm.errors import InputError, one_line
 from jaxlm.nvidia import SHARE
@@ -165,11 +165,26 @@ def smallest_that_holds(gib: float) -> str | None:
     return min((name for name, size in sizes.items() if size >= gib), key=sizes.__getitem__, default=None)
 
 
+_PACKAGES = {
+    "cuda12": {
+        "jax-cuda12-plugin": "jax_cuda12_plugin",
+        "jax-cuda12-pjrt": "jax_plugins.xla_cuda12",
+        "nvidia-cuda-nvcc-cu12": "nvidia.cuda_nvcc",
+        "nvidia-cudnn-cu12": "nvidia.cudnn",
+    },
+    "cuda13": {
+        "jax-cuda13-plugin": "jax_cuda13_plugin",
+        "jax-cuda13-pjrt": "jax_plugins.xla_cuda13",
+        "nvidia-cuda-nvcc": "nvidia.cu13",
+        "nvidia-cudnn-cu13": "nvidia.cudnn",
+    },
+}
+
+
 def check_installed() -> None:
-    """Raise InputError if a package of XLA's GPU compiler is missing."""
-    parts = {"jax-cuda12-plugin": "jax_cuda12_plugin", "jax-cuda12-pjrt": "jax_plugins.xla_cuda12"}
-    parts |= {"nvidia-cuda-nvcc-cu12": "nvidia.cuda_nvcc", "nvidia-cudnn-cu12": "nvidia.cudnn"}
-    for package, module in parts.items():
+    """Raise InputError if a package of XLA's GPU compiler is missing. The extra has those of CUDA 12."""
+    found = next(iter(installed()), PLUGINS[0])
+    for package, module in _PACKAGES[found].items():
         if not is_installed(module):
             raise InputError(
                 f"the package {package} must be installed to compile for a GPU, got none; run launch/setup.sh cpu "

@@ -283,7 +283,9 @@ def programs():
     toy = {"num_steps": 9}
     tuned = {"num_steps": 9, "length": 32, "batch_size": 4}
     found = {name: [f"debug/{name}", "a100", toy, {}] for name in FAMILIES}
-    found |= {kind: ["debug/finetune_bert", "a100", tuned, {"task": kind}] for kind in KINDS}
+    for kind, of in KINDS.items():
+        model = "gpt" if of.generates else "bert"
+        found[kind] = [f"debug/finetune_{model}", "a100", tuned, {"task": kind}]
     for name in ("gpt", "lstm"):
         found[f"{name} h100"] = [f"debug/{name}", "h100", toy, {}]
         found[f"{name} h100:8"] = [f"debug/{name}", "h100:8", toy | {"mesh.fsdp": 2, "mesh.tensor": 2}, {}]
