@@ -30,6 +30,7 @@ from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.t5 import T5Config
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainConfig
 
@@ -40,7 +41,7 @@ NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path 
 KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name in NAMES}
 # Of these sizes a model has those of its fields.
 TOY_SIZES = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward_width": 64, "num_positions": 64}
-TOY_SIZES |= {"units": 48, "memory_length": 24}
+TOY_SIZES |= {"units": 48, "memory_length": 24, "num_encoder_layers": 2, "head_width": 8}
 TOY_RUN = "--length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
 ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
@@ -123,6 +124,13 @@ def test_a_config_is_sound_at_full_size(name):
             tables += sum(widths) * d + d * d
         assert count == tables + layers + biases
         return
+    if isinstance(model, T5Config):  # no biases but those of distances, and norms without a shift
+        d, inner = model.width, model.num_heads * model.head_width
+        feed_forward = (3 if model.feed_forward == "geglu" else 2) * d * model.feed_forward_width
+        encoder = model.num_encoder_layers * (4 * d * inner + feed_forward + 2 * d)
+        decoder = model.num_layers * (8 * d * inner + feed_forward + 3 * d)
+        assert count == model.vocab_size * d + encoder + decoder + 2 * (model.num_buckets * model.num_heads + d)
+        return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
@@ -195,9 +203,11 @@ def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
     toy = [*toy_model(name), "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
     if is_encoder(name):
         toy += ["--auxiliary-lm", 0]
+    if isinstance(load_config(name, FinetuneConfig).model, T5Config):
+        toy += ["--as-text", "--options.target-length", 8]
     ended = run_here("finetune", name, *finetune_arguments(tmp_path / "run", task, *toy)[1:])
     assert ended.code == 0, ended.errors
-    assert metrics(tmp_path / "run", "task_loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
+    assert metrics(tmp_path / "run", "loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
 
 
 def test_the_published_configs_say_what_the_paper_says():
