@@ -150,7 +150,7 @@ class EncodedSplit(LabelledRows):
 
 def empty_row(task: Task, input_format: str, length: int) -> Any:
     """Return a batch of one empty row of `length`, for measurements: its shapes are those of a batch of the task."""
-    return task.empty_row(FORMATS[input_format].num_sequences(task), length)
+    return task.empty_row(FORMATS[input_format], length)
 
 
 _CHUNK = 4096  # examples tokenized at a time

@@ -88,10 +88,11 @@ class InputFormat:
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
     orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
     the first. every_token: True if there are heads for spans and tags, which read every token. whole_batches: whether
-    an epoch has a whole number of updates. arrange_text: takes the ids of a source and of a target, None without one,
-    the ids of the special tokens, the maximum length and that of a target with its end, and special_tokens. It returns
-    the ids of an example whose target is generated, and whether any side was truncated; None for models that do not
-    generate. text_roles: the special tokens that fine-tuning on such a task adds.
+    an epoch has a whole number of updates. has_source: True if an encoder reads the source apart. arrange_text: takes
+    the ids of a source and of a target, None without one, the ids of the special tokens, the maximum length and that of
+    a target with its end, and special_tokens. It returns the ids of an example whose target is generated, and whether
+    any side was truncated; None for models that do not generate. text_roles: the special tokens that fine-tuning on
+    such a task adds.
     """
 
     read: Callable[[Example, Task], tuple[Texts, Texts]]
@@ -102,6 +103,7 @@ class InputFormat:
     reads_last: bool = False
     every_token: bool = False
     whole_batches: bool = False
+    has_source: bool = False
     arrange_text: Callable[..., tuple[TextIds, bool]] | None = None
     text_roles: tuple[str, ...] = ()
 
@@ -364,5 +366,5 @@ FORMATS = {
         arrange_text=arrange_text,
         text_roles=TEXT_ROLES,
     ),
-    "t5": InputFormat(arrange=no_arrangement, read=read, arrange_text=arrange_sides),
+    "t5": InputFormat(arrange=no_arrangement, read=read, has_source=True, arrange_text=arrange_sides),
 }

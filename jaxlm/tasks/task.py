@@ -22,6 +22,7 @@ from jaxlm.tasks.metrics import check_metric, lower_is_better, names_for
 if TYPE_CHECKING:
     from jaxlm.tasks.encoding import Encoded
     from jaxlm.tasks.examples import Example, Split, TaskData
+    from jaxlm.tasks.input_formats import InputFormat
     from jaxlm.tasks.predicted import Predicted
 
 Kind = Literal["classification", "multilabel", "regression", "choice", "span", "tagging", "text"]
@@ -208,11 +209,11 @@ class Task:
         """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
         return None
 
-    def empty_row(self, num_sequences: int, length: int) -> Any:
+    def empty_row(self, inputs: "InputFormat", length: int) -> Any:
         """Return a batch of one empty row, for measurements: its shapes are those of a batch of the task."""
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed
 
-        lengths = np.zeros((1, num_sequences), np.int32)
+        lengths = np.zeros((1, inputs.num_sequences(self)), np.int32)
         return ExampleBatch(
             ids=np.zeros((*lengths.shape, length), np.int32),
             lengths=lengths,

@@ -115,11 +115,12 @@ def encode_pairs(
     )
 
 
-def empty_batch(length: int) -> Any:
-    """Return a batch of one empty row of `length`, for measurements."""
+def empty_batch(length: int, source: int = 0) -> Any:
+    """Return a batch of one empty row of `length`, with a source of `source` slots if any, for measurements."""
     from jaxlm.data import batch
 
-    return replace(batch.empty_batch(1, length), segments=None, index=np.full(1, -1, np.int32))
+    apart = dict.fromkeys(("source", "source_segments"), np.zeros((1, source), np.int32)) if source else {}
+    return replace(batch.empty_batch(1, length), segments=None, index=np.full(1, -1, np.int32), **apart)
 
 
 def _references(example: Example) -> tuple[str, ...]:

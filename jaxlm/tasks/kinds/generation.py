@@ -25,6 +25,7 @@ from jaxlm.tasks.text_rows import TextSplit, empty_batch, encode_pairs
 
 if TYPE_CHECKING:
     from jaxlm.tasks.custom import CustomConfig
+    from jaxlm.tasks.input_formats import InputFormat
 
 CORPUS = ("bleu", "chrf")
 GROUPS = (CORPUS, tuple(ROUGE), ("exact_match",))  # metrics that are reported together
@@ -68,8 +69,8 @@ class Generation(Task):
         """Return the text, or the texts."""
         return text
 
-    def empty_row(self, num_sequences: int, length: int) -> Any:
-        return empty_batch(length)
+    def empty_row(self, inputs: "InputFormat", length: int) -> Any:
+        return empty_batch(self.options.target_length, length) if inputs.has_source else empty_batch(length)
 
     def named_by(self, rows: list[tuple[int, Example]], custom: "CustomConfig", name: str) -> Self:
         """Return a user's own task with the metrics that are reported with the selecting one."""
