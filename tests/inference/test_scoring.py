@@ -120,7 +120,7 @@ def test_pieces_score_each_token_once_with_enough_before_it(longest, first):
     for length in range(1, 40):
         ids = list(range(length))
         seen = []
-        for piece, start in _chunks(Scored(ids, first), longest):
+        for piece, start, _ in _chunks(Scored(ids, first), longest):
             assert start >= 1 and len(piece) - 1 <= longest
             assert piece == ids[piece[0] : piece[0] + len(piece)]
             for place in range(start, len(piece)):

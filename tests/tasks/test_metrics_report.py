@@ -226,6 +226,7 @@ def test_metrics_that_are_reported_are_in_the_catalogue(scored):
         "loss",
         "log_loss",
         "calibration_error",
+        "no_label",
     }
 
 

@@ -23,7 +23,7 @@ from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import MeshConfig, abstract_replicated, batch_sharding, make_mesh, replicated, use_mesh
 from jaxlm.finetuning.trial import make_programs, trial_settings
 from jaxlm.nn.config import Execution
-from jaxlm.tasks import KINDS
+from jaxlm.tasks import KINDS, Size
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig, learning_rate, schedule_of
 from jaxlm.training.pretraining import make_pretraining
@@ -68,10 +68,9 @@ def test_nor_of_a_fine_tunings(mesh):
     task = KINDS["classification"](name="toy", labels=("a", "b"))
 
     def text(config: FinetuneConfig) -> str:
-        work = SimpleNamespace(
-            config=config, num_steps=config.num_steps, task=task, mesh=mesh, batches=lambda seed: np.empty(0)
-        )
-        work.batches = lambda seed: SimpleNamespace(lengths=(16,), steps_per_epoch=5)
+        work = SimpleNamespace(config=config, num_steps=config.num_steps, task=task, mesh=mesh, tokenizer=None)
+        work.encoded = {"train": SimpleNamespace(length=16)}
+        work.batches = lambda seed: SimpleNamespace(sizes=(Size(0, 16),), steps_per_epoch=5)
         with use_mesh(mesh):
             programs = make_programs(work)
             ids, numbers = np.zeros((8, 1, 16), np.int32), np.zeros(8, np.int32)

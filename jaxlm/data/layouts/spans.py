@@ -46,9 +46,9 @@ class Spans(IndependentRows):
         """Return the tokens of the text of a row."""
         from jaxlm.data.spans import longest_text
 
-        if self.corruption == "spans":
-            return longest_text(length, self.noise_density, self.mean_span)
-        return length - 1  # room for the end token, if each token that is left out has a sentinel
+        if self.corruption in ("tokens", "prefix"):
+            return length - 1  # room for the end token, if each token that is left out has a sentinel
+        return longest_text(length, self.noise_density, self.mean_span)
 
     def target_length(self, length: int) -> int:
         """Return the slots of a target."""
@@ -63,9 +63,11 @@ class Spans(IndependentRows):
         from jaxlm.data.spans import num_noise, num_spans
 
         text = self.text_length(length)
-        if self.corruption == "spans":
-            return num_spans(text, self.noise_density, self.mean_span)
-        return num_noise(text, self.noise_density) if self.corruption == "tokens" else 0
+        if self.corruption == "prefix":
+            return 0
+        if self.corruption == "tokens":
+            return num_noise(text, self.noise_density)
+        return num_spans(text, self.noise_density, self.mean_span)
 
     def row_tokens(self, length: int) -> int:
         """Return the slots of a row, those of the source and of the target."""
@@ -82,10 +84,10 @@ class Spans(IndependentRows):
         if self.corruption == "prefix":
             middle = 1 + random.below(len(text) - 1)
             return np.append(text[:middle], end), np.append(text[middle:], end)
-        if self.corruption == "spans":
-            mask = span_mask(len(text), self.noise_density, self.mean_span, random)
-        else:
+        if self.corruption == "tokens":
             mask = token_mask(len(text), self.noise_density, random)
+        else:
+            mask = span_mask(len(text), self.noise_density, self.mean_span, random)
         return corrupted(text, mask, sentinels, end)
 
     def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "CorruptedSection":
