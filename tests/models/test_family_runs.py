@@ -151,7 +151,7 @@ def test_another_mesh_gives_the_same_losses(base, arguments, name, tmp_path):
             np.testing.assert_allclose(found[step], wanted[step], rtol=1e-4, err_msg=term)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [name for name in DECODERS if "streams" in FAMILIES[name].layouts])
 def test_other_commands_read_the_family(base, stores, name):
     """Fails when evaluate, generate or show read other parameters than the evaluated ones, assume heads, positions or
     a table of positions, or when an evaluation forgets what came before.
@@ -167,6 +167,16 @@ def test_other_commands_read_the_family(base, stores, name):
     assert shown.code == 0 and " layers x 32" in shown.output, shown.errors
     made = run_here("generate", "--run", base(name), "--prompt", "bada", "--length", 5)
     assert made.code == 0, made.errors
+
+
+def test_a_family_with_a_source_is_shown_and_generates(base, stores):
+    """Fails when a prompt is not read as the source, or an evaluation of one text is begun."""
+    shown = run_here("show", base("t5"))
+    assert shown.code == 0 and " layers x 32" in shown.output, shown.errors
+    made = run_here("generate", "--run", base("t5"), "--prompt", "bada", "--length", 5)
+    assert made.code == 0, made.errors
+    refused = run_here("evaluate", "perplexity", "--run", base("t5"), "--data.store", stores("t5")[1])
+    assert_one_line(refused, 2, "evaluate perplexity must have a model that reads one text")
 
 
 # One family each
