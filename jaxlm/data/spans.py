@@ -6,13 +6,13 @@ lengths of each are a uniform composition of their sum. The source has a sentine
 the sentinels, each followed by its span. Both end with the end token.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxlm.data.batch import Batch, RandomNumbers
 from jaxlm.errors import InputError
+from jaxlm.text.tokenizer import target_marks
 
 if TYPE_CHECKING:
     from jaxlm.data.layouts.spans import Spans
@@ -87,7 +87,7 @@ class CorruptedSection:
         self._key = np.array([seed % 2**64, data.data_order << 56 | length], np.uint64)
         tokenizer = data.with_special_tokens(store.tokenizer())
         self._sentinels = np.array(tokenizer.sentinels, np.int64)
-        self._start, self._end = special_ids(tokenizer.specials, str(store.path))
+        self._start, self._end = target_marks(tokenizer.specials, f"the tokenizer of {store.path}")
         needed = data.most_sentinels(length)
         if needed > len(self._sentinels):
             raise InputError(
@@ -120,12 +120,3 @@ class CorruptedSection:
     def _place(self, row: int) -> tuple[int, int]:
         start = row * self._text
         return self.section.first_token + start, min(self._text, self.section.tokens - start)
-
-
-def special_ids(specials: Mapping[str, int], name: str) -> tuple[int, int]:
-    """Return the ids that begin and end a target: those of pad and end (T5's code). InputError without an end."""
-    if "end" not in specials:
-        raise InputError(
-            f"{name}: the tokenizer must have an end token for data.layout spans, got none; prepare it with another one"
-        )
-    return specials.get("pad", 0), specials["end"]

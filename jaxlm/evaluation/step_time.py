@@ -51,7 +51,7 @@ def measure_step(arguments: BenchArguments) -> dict[str, Any]:
     if scoring_times:
         each = statistics.median(scoring_times[arguments.warmup :]) / SCORED_BATCHES
         scoring["scoring_tokens_per_second"] = round(config.batch_size * config.length / each, 1)
-    tokens_per_second = config.batch_size * config.length / seconds
+    tokens_per_second = config.batch_size * config.data.row_tokens(config.length) / seconds
     flops_per_token = pretraining.flops_per_token(config.length) / (3 if arguments.forward else 1)
     tflops = tokens_per_second * flops_per_token / 1e12
     peak = peak_tflops()

@@ -312,7 +312,7 @@ def encoded_splits(planned: Plan) -> dict[str, Encoded]:
         split: tasks.encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
         for split in planned.data.splits
     }
-    row = encoded["train"].batch(np.array([0]), tasks.Size(encoded["train"].source_limit, planned.length), 1)
+    row = encoded["train"].batch(np.array([0]), encoded["train"].largest, 1)
     check_batch_memory(row, planned.batch_size)
     check_batch_memory(row, planned.config.eval_batch_size or planned.batch_size, "eval_batch_size")
     return encoded

@@ -81,23 +81,22 @@ class LoadedRun:
         """Return the ids of a text as the model was trained to read them.
 
         Rows of documents begin with `prefix_ids`, other rows begin anywhere. A text without tokens begins with
-        `prefix_ids` too. A model of a task whose predictions are texts reads the text as a source: what follows is its
-        target.
+        `prefix_ids` too.
         """
-        if self.task is not None and self.task.generates:
-            arrange = FORMATS[self.model.family.input_format].text_arrangement(self.task)
-            length, special_tokens = len(ids) + 3, self.task.special_tokens
-            found, _ = arrange(ids, None, self.tokenizer.specials, length, 1, special_tokens=special_tokens)
-            return list(found.prompt)
         return [*self.prefix_ids, *ids] if not ids or self.data.of_documents else list(ids)
 
     def prompt_of(self, ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
-        """Return the tokens that a continuation of a text begins with, and the source that an encoder reads, if any."""
-        if not self.model.has_source:
+        """Return the tokens that a continuation of a text begins with, and the source that an encoder reads, if any.
+
+        A model of a task whose predictions are texts, and an encoder-decoder, read the text as a source: what follows
+        is its target.
+        """
+        if not (self.model.has_source or (self.task is not None and self.task.generates)):
             return self.with_prefix(ids), ()
         arrange = FORMATS[self.model.family.input_format].arrange_text
-        assert arrange is not None
-        found, _ = arrange(ids, None, self.tokenizer.specials, len(ids) + 1, 1)
+        assert arrange is not None  # the model generates
+        length, special_tokens = len(ids) + 3, "gpt1" if self.task is None else self.task.special_tokens
+        found, _ = arrange(ids, None, self.tokenizer.specials, length, 1, special_tokens=special_tokens)
         return list(found.prompt), found.source
 
     def positions(self, *, beyond: bool) -> int:

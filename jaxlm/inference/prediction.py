@@ -13,7 +13,7 @@ from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.split_prediction import HeadPredictor, SplitPredictions, SplitPredictor
 from jaxlm.inference.text_prediction import TextPredictor
-from jaxlm.tasks import Encoded, encode_examples
+from jaxlm.tasks import FORMATS, Encoded, Size, encode_examples
 from jaxlm.tasks.batches import standard_sizes
 from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, with_inputs
 from jaxlm.text import Tokenizer
@@ -80,12 +80,13 @@ class Predictor:
         self.limit = config.length or run.model.max_length
         self.batch_size = batch_size
         self._run = run
+        has_source = FORMATS[run.model.family.input_format].has_source
         self._predict = split_predictor(
             learner,
             run.mesh,
             run.tokenizer,
             limit=self.limit,
-            expected_shapes=len(standard_sizes(self.limit)),
+            expected_shapes=len(standard_sizes(Size(self.limit if has_source else 0, self.limit))),
             embeddings=embeddings,
         )
 
@@ -96,7 +97,7 @@ class Predictor:
 
     def predict(self, encoded: Encoded) -> SplitPredictions:
         """Return the outputs of every row, in order. The mesh of the run must be in use."""
-        sizes = standard_sizes(self.limit, encoded.source_limit)
+        sizes = standard_sizes(encoded.largest)
         return self._predict(self._run.params, encoded, batch_size=self.batch_size, sizes=sizes)
 
     def lines(

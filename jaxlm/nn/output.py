@@ -223,7 +223,10 @@ def num_loss_chunks(loss_chunks: int, rows: int, length: int, table_VD: jax.Arra
 
 
 class UntiedOutput:
-    """Scores are h W^T, with a classifier W (V, D) of its own, `params["head"]["classifier"]["kernel"]`."""
+    """Scores are h W^T, with a classifier W (V, D) of its own, `params["head"]["classifier"]["kernel"]`.
+
+    A subclass may have another `table` of scores, and other states before it.
+    """
 
     def __init__(self, vocab_size: int, width: int, init_std: float) -> None:
         self.shape, self.initializer = (vocab_size, width), nn.initializers.normal(init_std)
@@ -236,9 +239,18 @@ class UntiedOutput:
         """Return True if the classifier is there; fine-tuned models have a different head."""
         return "classifier" in params.get("head", {})
 
+    def table(self, params: Any, output: Any) -> jax.Array:
+        """Return W (V, D)."""
+        kernel_VD: jax.Array = params["head"]["classifier"]["kernel"]
+        return kernel_VD
+
+    def scored(self, states: jax.Array) -> jax.Array:
+        """Return h, from the last states of the model."""
+        return states
+
     def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        kernel_VD = params["head"]["classifier"]["kernel"]
-        return jnp.dot(states, kernel_VD.T.astype(states.dtype), preferred_element_type=jnp.float32)
+        table_VD = self.table(params, output)
+        return jnp.dot(self.scored(states), table_VD.T.astype(states.dtype), preferred_element_type=jnp.float32)
 
     def loss(
         self,
@@ -250,9 +262,9 @@ class UntiedOutput:
         chunks: int = 0,
         penalty: Penalty | None = None,
     ):
-        kernel_VD = params["head"]["classifier"]["kernel"]
-        chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], kernel_VD)
-        return projected_cross_entropy(states, kernel_VD, targets, weights, chunks, None, penalty)
+        table_VD = self.table(params, output)
+        chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], table_VD)
+        return projected_cross_entropy(self.scored(states), table_VD, targets, weights, chunks, None, penalty)
 
 
 PROJECTION_STD = 0.01  # of the projections (train.py, --proj_init_std)

@@ -61,17 +61,14 @@ def choose_sizes(encoded: Encoded) -> tuple[Size, ...]:
     return tuple(found)
 
 
-def standard_sizes(limit: int, source_limit: int = 0) -> tuple[Size, ...]:
-    """Return doubling lengths up to `limit`, for rows that are streamed and cannot be measured in advance.
-
-    source_limit: of the source; 0: there is none.
-    """
+def standard_sizes(largest: Size) -> tuple[Size, ...]:
+    """Return doubling lengths up to a size, for rows that are streamed and cannot be measured in advance."""
 
     def doubling(most: int) -> tuple[int, ...]:
         return (*(2**power for power in range(5, 20) if 2**power < most), most)
 
-    sources = doubling(source_limit) if source_limit else (0,)
-    return tuple(Size(source, length) for source in sources for length in doubling(limit))
+    sources = doubling(largest.source) if largest.source else (0,)
+    return tuple(Size(source, length) for source in sources for length in doubling(largest.length))
 
 
 class TrainBatches:

@@ -58,6 +58,11 @@ class Encoded(abc.ABC):
         return len(self.longest)
 
     @property
+    def largest(self) -> Size:
+        """The size that every row fits."""
+        return Size(self.source_limit, self.length)
+
+    @property
     def longest_source(self) -> np.ndarray:
         """The length of the source of each row, int32 (rows,); 0 for models that read one sequence."""
         return np.zeros(len(self), np.int32)

@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxlm.errors import InputError
 from jaxlm.tasks.examples import Example
 from jaxlm.tasks.task import Form, SpecialTokens, Task
+from jaxlm.text.tokenizer import target_marks
 
 if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
@@ -227,9 +228,7 @@ def arrange_sides(
 
     specials: those of end and pad. length: the most ids of a source, target_length those of a target, each with an end.
     """
-    if "end" not in specials:
-        raise InputError("the tokenizer must have an end token for an encoder-decoder, got none; use another one")
-    end, begin = specials["end"], specials.get("pad", 0)
+    begin, end = target_marks(specials, "the tokenizer")
     truncated = len(source) >= length or len(target or ()) >= target_length
     ids = () if target is None else (*target[: target_length - 1], end)
     return TextIds((*source[: length - 1], end), (begin,), ids), truncated

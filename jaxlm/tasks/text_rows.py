@@ -109,8 +109,8 @@ def encode_pairs(
         labelled=bool(examples) and all(references),
         truncated=truncated,
         longest=_lengths(rows),
-        length=options.target_length if any(row.source for row in rows) else length,
-        source_limit=length if any(row.source for row in rows) else 0,
+        length=options.target_length if inputs.has_source else length,
+        source_limit=length if inputs.has_source else 0,
         pad=tokenizer.specials.get("pad", 0),
     )
 

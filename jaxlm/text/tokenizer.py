@@ -201,6 +201,16 @@ class Tokenizer(ABC):
         return checked
 
 
+def target_marks(specials: Mapping[str, int], what: str) -> tuple[int, int]:
+    """Return the ids that begin and end the target of an encoder-decoder, those of pad and end, as in T5's code.
+
+    InputError, which names `what`, without an end.
+    """
+    if "end" not in specials:
+        raise InputError(f"{what} must have an end token for an encoder-decoder, got none; use another tokenizer")
+    return specials.get("pad", 0), specials["end"]
+
+
 def sentinel(number: int) -> str:
     """Return the spelling of a sentinel, counted from 0, in published vocabularies."""
     return f"<extra_id_{number}>"

@@ -96,6 +96,9 @@ class PretrainingStep(Step):
     def row(self, length: int) -> Any:
         return program.empty_row(self.config, length)
 
+    def sides(self, length: int) -> tuple[int, ...]:
+        return self.config.batch_size, self.config.data.row_tokens(length)
+
     def tokens_of_run(self) -> list[int] | None:
         if not self.config.num_steps:
             return None

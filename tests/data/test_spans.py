@@ -20,6 +20,7 @@ from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
 from jaxlm.text import bytes_tokenizer, load_tokenizer, train_sentencepiece
+from jaxlm.text.tokenizer import target_marks
 
 LENGTH = 64
 
@@ -146,6 +147,6 @@ def test_more_spans_than_sentinels_are_refused(store):
 
 def test_a_tokenizer_without_an_end_is_refused():
     with pytest.raises(InputError, match="must have an end token"):
-        spans.special_ids({"pad": 0}, "store")
-    assert spans.special_ids(bytes_tokenizer().specials | {"end": 7}, "store")[1] == 7
+        target_marks({"pad": 0}, "store")
+    assert target_marks({"pad": 3, "end": 7}, "store") == (3, 7)
     assert replace(Spans(), corruption="tokens").most_sentinels(512) == 77

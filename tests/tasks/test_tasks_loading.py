@@ -268,8 +268,8 @@ def test_evaluation_with_the_lengths_of_training():
     shapes = [batch.ids.shape[-1] for batch in eval_batches(encoded, batch_size=1, sizes=(Size(0, 8), Size(0, 32)))]
     assert shapes == [64, 64, 32, 8]
     assert list(eval_batches(made([]), batch_size=4)) == []
-    assert standard_sizes(512) == tuple((0, length) for length in (32, 64, 128, 256, 512))
-    assert standard_sizes(20) == ((0, 20),) and standard_sizes(20, 40) == ((32, 20), (40, 20))
+    assert standard_sizes(Size(0, 512)) == tuple((0, length) for length in (32, 64, 128, 256, 512))
+    assert standard_sizes(Size(0, 20)) == ((0, 20),) and standard_sizes(Size(40, 20)) == ((32, 20), (40, 20))
 
 
 def padded(lengths, longest):

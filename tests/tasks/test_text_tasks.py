@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from jaxlm.errors import InputError
-from jaxlm.tasks import CustomConfig, Size, TaskOptions, encode_split, read_labelled, read_rows, read_task
+from jaxlm.tasks import (
+    CustomConfig,
+    Size,
+    TaskOptions,
+    encode_examples,
+    encode_split,
+    read_labelled,
+    read_rows,
+    read_task,
+)
 from jaxlm.tasks.task import Task
 
 DATA = Path(os.environ.get("JAXLM_DATA", ".data"))
@@ -65,6 +74,17 @@ def test_prefix_and_special_tokens_are_options(tmp_path):
     ends = task.from_json(task.to_json() | {"special_tokens": "end"})
     assert encode_split(ends, data, "dev", Words(), 16).rows[0].prompt == (END, 109, 101, 102, 103, END)
     assert isinstance(ends, Task) and ends.options == task.options and ends.generates
+
+
+def test_the_two_sides_of_an_encoder_decoder_have_limits_of_their_own(tmp_path):
+    """Fails when a target may not be longer than --length, or a source takes its room from the target."""
+    task, data = translation(write_pairs(tmp_path), target_length=12, prefix="9 9 9 ")
+    encoded = encode_examples(task, data.splits["train"].examples, Words(), 4, "t5")
+    row = encoded.rows[0]
+    assert row.source == (109, 109, 109, END) and encoded.truncated == 3
+    assert row.target == (103, 102, 101, END) and encoded.largest == Size(4, 12)
+    batch = encoded.batch(np.array([0]), encoded.largest, 1)
+    assert batch.source.shape == (1, 4) and batch.ids.shape == (1, 12) and batch.weights.sum() == 4
 
 
 def test_files_of_a_translation(tmp_path):

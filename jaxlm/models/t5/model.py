@@ -27,12 +27,11 @@ from jaxlm.nn.layers import (
     dropout,
     embed,
     fold,
-    gathered,
     project,
     project_heads,
     project_to_heads,
 )
-from jaxlm.nn.output import Penalty, UntiedOutput, num_loss_chunks, projected_cross_entropy
+from jaxlm.nn.output import UntiedOutput
 from jaxlm.nn.transformer import Cache, attend, put, stacked
 
 TABLE = ("vocabulary", "width")
@@ -329,31 +328,12 @@ class T5Output(UntiedOutput):
         """Return True if the parameters hold what the output needs."""
         return self._tied or super().available(params)
 
-    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        """Return float32 scores (…, V)."""
-        table_VD = gathered(self._table(params, output), states.dtype, TABLE)
-        return jnp.dot(self._scaled(states), table_VD.T, preferred_element_type=jnp.float32)
+    def table(self, params: Any, output: jax.Array) -> jax.Array:
+        """Return the token table (V, D), or the classifier."""
+        return output if self._tied else super().table(params, output)
 
-    def loss(
-        self,
-        params: Any,
-        states: Any,
-        output: Any,
-        targets: Any,
-        weights: Any,
-        chunks: int = 0,
-        penalty: Penalty | None = None,
-    ):
-        """Return the sums of `projected_cross_entropy`."""
-        table_VD = self._table(params, output)
-        count = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], table_VD)
-        return projected_cross_entropy(self._scaled(states), table_VD, targets, weights, count, None, penalty)
-
-    def _table(self, params: Any, output: jax.Array) -> jax.Array:
-        table_VD: jax.Array = output if self._tied else params["head"]["classifier"]["kernel"]
-        return table_VD
-
-    def _scaled(self, states: jax.Array) -> jax.Array:
+    def scored(self, states: jax.Array) -> jax.Array:
+        """Return the states, scaled or not."""
         return states if self._scale == 1.0 else states * jnp.asarray(self._scale, states.dtype)
 
 
