@@ -53,9 +53,9 @@ class Padded(NamedTuple):
 class Rows(NamedTuple):
     """Rows that are decoded together.
 
-    carry: of the model, leaves (layers, B, …). lengths_B: the number of tokens of each row's prompt in its window, or
-    less than 0 after the window has left the prompt. seen_BV: True for the ids in a row, prompt included; None without
-    a repetition penalty.
+    carry: of the model, leaves (layers, B, …), which `Model.carry_by_layer` divides. lengths_B: the number of tokens of
+    each row's prompt in its window, or less than 0 after the window has left the prompt. seen_BV: True for the ids in a
+    row, prompt included; None without a repetition penalty.
     """
 
     carry: Any
@@ -189,6 +189,7 @@ class CachedModel:
         if seen_BV is not None:
             seen_BV = jnp.repeat(seen_BV, copies, axis=0)
         carry = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=1), outputs.carry)
+        carry = model.carry_by_layer(params, carry)
         return jnp.repeat(logits_BV, copies, axis=0), Rows(carry, jnp.repeat(lengths_B - made, copies), seen_BV)
 
     def step(self, params: Any, rows: Rows, ids_B: jax.Array, made: jax.Array) -> tuple[jax.Array, Rows]:
@@ -202,7 +203,7 @@ class CachedModel:
         seen_BV = rows.seen_BV
         if seen_BV is not None:
             seen_BV = seen_BV.at[jnp.arange(len(ids_B)), ids_B].set(True)
-        return logits_BV, Rows(outputs.carry, rows.lengths_B, seen_BV)
+        return logits_BV, Rows(self.model.carry_by_layer(params, outputs.carry), rows.lengths_B, seen_BV)
 
     def adjusted(self, scores_BV: jax.Array, rows: Rows, made: jax.Array | int) -> jax.Array:
         """Return scores after the repetition penalty and the minimum length. made: the number of new tokens."""

@@ -194,6 +194,14 @@ def test_the_step_is_compiled_once(model, params):
     assert decoder._first._cache_size() == 1
 
 
+def test_a_step_copies_no_stack_of_keys_or_values(model, params):
+    """Fails when a step reads a layer's cache from a stacked array: XLA for CPUs copies it."""
+    decoder = sampler(model, jax.device_put(params, jax.devices()[0]))
+    compiled = decoder.lowered(decoder.cached.params, 2, 64).compile()
+    stacked = f"f32[{CONFIG.num_layers},2,{CONFIG.num_heads},64,8]"
+    assert stacked.replace("[2,", "[1,", 1) in compiled.as_text() and stacked not in compiled.as_text()
+
+
 def test_bfloat16_weights_are_cast_once_to_the_same_result(params):
     # The cast of all weights ahead must not change a number: norms stay float32, all else is cast at its use anyway.
     model = build(CONFIG, Execution(dtype="bfloat16"))
