@@ -175,7 +175,7 @@ def test_the_reader_finds_what_it_should():
         assert names_of_families(source), source
     for source in (
         "from jaxlm.models.model import Inputs",
-        "from jaxlm.models.heads import task_head",
+        "from jaxlm.models.heads.linear import task_head",
         "task.kind == 'span'",
         "tokenizer == 'gpt1'",
         "source.model.kind != asked.kind",

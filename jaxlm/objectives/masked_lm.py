@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.models.heads import take_places
+from jaxlm.models.heads.head import take_places
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.config import MaskingConfig
 from jaxlm.objectives.objective import Objective, Sums, cross_entropy

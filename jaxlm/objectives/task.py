@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models import heads
-from jaxlm.models.heads import Head
-from jaxlm.models.model import Inputs, Model, Outputs
+from jaxlm.models.heads.head import Head, of_choices
+from jaxlm.models.model import Model, Outputs
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
 from jaxlm.objectives.objective import Objective, Sums, cross_entropy
 
@@ -161,7 +160,8 @@ def _pass(
 ) -> tuple[jax.Array, Outputs, Any]:
     """Return the outputs of `task_outputs`, and in training the sums of the head's batch norms, if it has any."""
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
-    read, outputs = head_inputs(model, head, params, batch, body_key, window)
+    outputs = head.model_outputs(model, params, batch, body_key, window)
+    read = head.read(model, params, batch, outputs)
     scores, sums = _scores(head, params, read, head_key)
     return LOSSES[head.kind]().masked(scores, batch), outputs, sums
 
@@ -185,60 +185,11 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     Vectors are (E, D), for choices (E, C, D): the sum over the sequences of an example, as the head takes it, or one
     per choice. Only for heads that read a vector per sequence.
     """
-    read, _ = head_inputs(model, head, params, batch, None)
+    read = head.read(model, params, batch, head.model_outputs(model, params, batch, None))
     scores, _ = _scores(head, params, read, None)
-    is_lstm = isinstance(head, heads.LSTMHead)
-    states_ECD: Any = head.apply({"params": params["head"]}, *read, method="states") if is_lstm else read[0]
-    states_ECD = states_ECD.astype(jnp.float32)
-    vectors = states_ECD if heads.of_choices(head) else jnp.sum(states_ECD, axis=1)
+    states_ECD = head.vectors(params, read).astype(jnp.float32)
+    vectors = states_ECD if of_choices(head) else jnp.sum(states_ECD, axis=1)
     return LOSSES[head.kind]().masked(scores, batch), vectors
-
-
-def head_inputs(
-    model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
-) -> tuple[tuple[Any, ...], Outputs]:
-    """Return the inputs of the head and the outputs of the model. key: for the model's dropout; None: evaluation.
-
-    window: tokens of a window of `Model.windowed_states`, whose outputs are the states alone; 0: the whole sequence.
-
-    A head for sequences reads the state at `batch.extract`. An encoder with a causal mask pools the state of the last
-    token, since the first token does not depend on the others.
-    """
-    examples, choices, length = batch.ids.shape
-    inputs = sequence_inputs(model, batch)
-    if isinstance(head, heads.LSTMHead):
-        outputs = model(params, inputs, key=None if head.frozen else key, layers=True)
-        return (outputs.layers, batch.lengths), outputs
-    if window:
-        outputs = Outputs(model.windowed_states(params, inputs, window, key), None, None, None)
-    else:
-        outputs = model(params, inputs, key=key)
-    states = outputs.states
-    if isinstance(head, heads.SequenceHead):
-        states = heads.take_states(states.reshape(examples, choices, length, -1), batch.extract)
-    elif isinstance(head, heads.ConcatPoolingHead):
-        real_EC = (batch.weights[:, None] > 0) & (batch.lengths > 0)
-        return (heads.concat_pooled(states.reshape(examples, choices, length, -1), batch.lengths), real_EC), outputs
-    elif isinstance(head, heads.PooledHead):
-        where = jnp.maximum(batch.lengths - 1, 0) if model.is_causal else jnp.asarray(batch.extract)
-        states = model.pool(params, heads.take_states(states.reshape(examples, choices, length, -1), where))
-    return (states,), outputs
-
-
-def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
-    """Return the sequences of E x C choices as rows.
-
-    Token types are 0 before `batch.second` and 1 from there. Padding is at the end of a sequence: the other states of a
-    causal model do not depend on it, and other models get segments.
-    """
-    length = batch.ids.shape[-1]
-    index_L, ids = jnp.arange(length), batch.ids.reshape(-1, length)
-    positions = jnp.broadcast_to(index_L, ids.shape)
-    if not model.family.is_encoder:
-        return Inputs(ids, positions)
-    lengths, second = batch.lengths.reshape(-1, 1), batch.second.reshape(-1, 1)
-    real = index_L < lengths
-    return Inputs(ids, positions, real.astype(jnp.int32), (real & (index_L >= second)).astype(jnp.int32))
 
 
 def task_objective(
@@ -268,7 +219,7 @@ def task_objective(
             found["language_model_loss"] = jnp.sum(batch.weights[:, None] * (batch.lengths > 1))
         if of_task.has_accuracy:
             found["accuracy"] = jnp.sum(of_task.counts(batch))
-        if isinstance(head, heads.ConcatPoolingHead):
+        if head.has_statistics:
             found[SUMS] = jnp.float32(1)  # the sums themselves
         return found
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.models import build, family_of, without_dropout
-from jaxlm.models.heads import ConcatPoolingHead, Head, LSTMHead, task_head
+from jaxlm.models.heads.bilstm import LSTMHead
+from jaxlm.models.heads.concat_pooling import ConcatPoolingHead
+from jaxlm.models.heads.head import Head
+from jaxlm.models.heads.linear import task_head
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATISTICS
 from jaxlm.objectives.objective import Objective
@@ -74,12 +76,7 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
 
     def init_params(key: jax.Array) -> Any:
         body_key, head_key = jax.random.split(key)
-        read: tuple[jax.Array, ...] = (jnp.zeros((1, 1, sizes.width)),)
-        if isinstance(head, LSTMHead):
-            read = (jnp.zeros((sizes.num_layers + 1, 1, 1, sizes.width)), jnp.ones((1, 1), jnp.int32))
-        elif isinstance(head, ConcatPoolingHead):
-            read = (jnp.zeros((1, 1, 3 * sizes.width)), jnp.ones((1, 1), jnp.bool_))
-        variables = dict(head.init(head_key, *read, train=False))
+        variables = dict(head.init(head_key, *head.example_inputs(sizes), train=False))
         return {"backbone": model.init(body_key), "head": variables.pop("params"), **variables}
 
     def flops_per_token(length: int) -> float:
@@ -100,7 +97,7 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
         init_params=init_params,
         objective=with_frozen_backbone(objective) if config.frozen else objective,
         flops_per_token=flops_per_token,
-        groups=_groups(config),
+        groups=_groups(config, head),
         task=task,
         fresh=("head/.*", f"{STATISTICS}/.*"),
         growing=tuple(f"backbone/{name}" for name in family.vocabulary_leaves) if inputs.roles else (),
@@ -109,9 +106,9 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     )
 
 
-def _groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
+def _groups(config: FinetuneConfig, head: Head) -> tuple[ParameterGroup, ...]:
     """Return the parameters that are frozen or have a learning rate of their own."""
-    fixed = (ParameterGroup(f"{STATISTICS}/.*", 0.0),) if config.head == "concat_pooling" else ()
+    fixed = (ParameterGroup(f"{STATISTICS}/.*", 0.0),) if head.has_statistics else ()
     if config.frozen:
         return (ParameterGroup("backbone/.*", 0.0), *fixed)
     return fixed + layer_groups(

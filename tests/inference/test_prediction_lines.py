@@ -22,7 +22,8 @@ from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import load_run
 from jaxlm.inference.prediction import Predictor
-from jaxlm.models.heads import LSTMHead, PooledHead
+from jaxlm.models.heads.bilstm import LSTMHead
+from jaxlm.models.heads.linear import PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
 from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Size, read_rows
 from jaxlm.tasks.kinds.texts import LabelSets

@@ -14,7 +14,8 @@ from toy_pairs import STILL_BERT, TOY_BERT, make_pair, random_bert, random_tree
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.models import build
 from jaxlm.models.bert.model import MaskedLMHead, NextSentenceHead
-from jaxlm.models.heads import ChosenLayers, LSTMHead, PooledHead, SpanHead, TaggingHead
+from jaxlm.models.heads.bilstm import ChosenLayers, LSTMHead
+from jaxlm.models.heads.linear import PooledHead, SpanHead, TaggingHead
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.recurrence import BiLSTM

@@ -21,7 +21,7 @@ from jaxlm.data.batch import ExampleBatch, PairBatch
 from jaxlm.models import build
 from jaxlm.models.bert import BertConfig
 from jaxlm.models.bert.model import NextSentenceHead
-from jaxlm.models.heads import PooledHead, SpanHead, TaggingHead
+from jaxlm.models.heads.linear import PooledHead, SpanHead, TaggingHead
 from jaxlm.models.model import Inputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.recurrence import BiLSTM

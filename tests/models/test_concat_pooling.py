@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlm.models.heads import ConcatPoolingHead, concat_pooled
+from jaxlm.models.heads.concat_pooling import ConcatPoolingHead, concat_pooled
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
 
 E, C, L, D = 4, 2, 5, 3

@@ -20,7 +20,8 @@ from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.character_transformer import T12
 from jaxlm.models.gpt import GPT1, GPT2
-from jaxlm.models.heads import LSTMHead, PooledHead, SequenceHead, SpanHead, TaggingHead
+from jaxlm.models.heads.bilstm import LSTMHead
+from jaxlm.models.heads.linear import PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8

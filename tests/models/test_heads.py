@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxlm.models.heads import SequenceHead, take_states
+from jaxlm.models.heads.head import take_states
+from jaxlm.models.heads.linear import SequenceHead
 
 E, C, L, D = 4, 3, 5, 6
 

@@ -15,7 +15,7 @@ from toy import LENGTH, STILL, examples, packed, random_params, sums_of, weights
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.models import build
-from jaxlm.models.heads import SequenceHead
+from jaxlm.models.heads.linear import SequenceHead
 from jaxlm.models.model import Inputs
 from jaxlm.nn.output import Penalty, projected_cross_entropy
 from jaxlm.objectives.language_model import language_model

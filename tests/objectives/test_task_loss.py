@@ -12,7 +12,7 @@ from toy import KEEP_GRADIENT, SETTINGS, STILL, assert_trees_close, examples, ra
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.models import build
-from jaxlm.models.heads import SequenceHead
+from jaxlm.models.heads.linear import SequenceHead
 from jaxlm.objectives.objective import Objective, mean
 from jaxlm.objectives.task import ABSENT, LOSSES, TaskLoss, task_objective, task_outputs
 from jaxlm.training.step import make_train_step, new_state

@@ -9,9 +9,9 @@ import pytest
 from toy import TOY, assert_trees_same, examples
 
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, replicated, to_devices, use_mesh
-from jaxlm.models.heads import concat_pooled
+from jaxlm.models.heads.concat_pooling import concat_pooled
+from jaxlm.models.heads.head import sequence_inputs
 from jaxlm.models.lstm import LSTMConfig
-from jaxlm.objectives.task import sequence_inputs
 from jaxlm.tasks import KINDS
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import OptimizerConfig

@@ -21,7 +21,7 @@ from toy import (
 )
 
 from jaxlm.models import build
-from jaxlm.models.heads import SequenceHead
+from jaxlm.models.heads.linear import SequenceHead
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import language_model
 from jaxlm.objectives.objective import Objective

@@ -1,0 +1,1 @@
+"""Heads of tasks, one file for each form. `head.py` has what they share."""
