@@ -3,9 +3,11 @@
 The products with the inputs are not part of `lstm`: they are computed for all positions at once. The backward pass
 stacks the gradients of the gates and computes the gradient of the recurrent kernel in one product. Differentiating
 through `jax.lax.scan` would add to that gradient, 4 U^2 numbers, at every position. `BiLSTM` has layers in both
-directions (Graves and Schmidhuber, 2005).
+directions (Graves and Schmidhuber, 2005). The projection is that of Sak, Senior and Beaufays (2014); the clips are
+those of TensorFlow's LSTMCell.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,14 +24,24 @@ _ALIGNMENT = 16  # of the sides of 16-bit matrices in products on GPUs
 
 
 class LSTMState(NamedTuple):
-    """Hidden state and cell of rows, float32 (…, B, U) each."""
+    """Hidden state (…, B, P) and cell (…, B, U) of rows, float32. P is U without a projection."""
 
     h: jax.Array
     c: jax.Array
 
 
+class Clips(NamedTuple):
+    """The largest absolute values of the cell, and of the projected hidden state; 0: no clip."""
+
+    cell: float = 0.0
+    projection: float = 0.0
+
+
 class _Saved(NamedTuple):
-    """Values of one position that the backward pass needs, float32: (B, U) each."""
+    """Values of one position that the backward pass needs, float32: (B, U) each, h_before and h (B, P).
+
+    h: the hidden state before the mask, with a projection alone.
+    """
 
     i: jax.Array
     f: jax.Array
@@ -38,19 +50,32 @@ class _Saved(NamedTuple):
     c: jax.Array
     h_before: jax.Array
     c_before: jax.Array
+    h: jax.Array | None
 
 
-@jax.custom_vjp
-def lstm(x_LBG: jax.Array, kernel_UG: jax.Array, start: LSTMState, real_LB: jax.Array, reset_LB: jax.Array):
-    """Return the hidden states (L, B, U), float32, and the last `LSTMState`.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8))
+def lstm(
+    x_LBG: jax.Array,
+    kernel_PG: jax.Array,
+    start: LSTMState,
+    real_LB: jax.Array,
+    reset_LB: jax.Array,
+    projection_UP: jax.Array | None = None,
+    mask_BP: jax.Array | None = None,
+    clips: Clips = Clips(),  # noqa: B008  (a tuple)
+    reverse: bool = False,
+):
+    """Return the hidden states (L, B, P), float32, and the last `LSTMState`.
 
-    x_LBG: x W + b of the gates i, f, g, o, side by side (G = 4 U). kernel_UG: the recurrent kernel, in whose dtype
-    products are taken; all else is float32. start: before the first position, (B, U). real_LB: bool, False at padding,
-    which leaves the state as it is and has hidden state 0. reset_LB: bool, True where the state is emptied first.
+    x_LBG: x W + b of the gates i, f, g, o, side by side (G = 4 U). kernel_PG: the recurrent kernel, in whose dtype
+    products are taken; all else is float32. start: before the first position, (B, P) and (B, U). real_LB: bool, False
+    at padding, which leaves the state as it is and has hidden state 0. reset_LB: bool, True where the state is emptied
+    first. projection_UP: of the hidden state; None: P is U. mask_BP: a factor of the hidden state of each position, of
+    dropout that is the same at all positions; it has no gradient. reverse: read from the last position to the first.
 
-        c' = sigmoid(f) c + sigmoid(i) tanh(g)    h' = sigmoid(o) tanh(c')
+        c' = clip(sigmoid(f) c + sigmoid(i) tanh(g))    h' = clip(sigmoid(o) tanh(c') projection) mask
     """
-    found, _ = _forward(x_LBG, kernel_UG, start, real_LB, reset_LB)
+    found, _ = _forward(x_LBG, kernel_PG, start, real_LB, reset_LB, projection_UP, mask_BP, clips, reverse)
     return found
 
 
@@ -68,8 +93,18 @@ def _times(x: jax.Array, matrix: jax.Array, width: int) -> jax.Array:
     return jnp.dot(x.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)[:, :width]
 
 
-def _forward(x_LBG, kernel_UG, start, real_LB, reset_LB):
-    aligned, width = _aligned(kernel_UG), kernel_UG.shape[1]
+def _clipped(x: jax.Array, limit: float) -> jax.Array:
+    return jnp.clip(x, -limit, limit) if limit else x
+
+
+def _inside(dx: jax.Array, clipped: jax.Array, limit: float) -> jax.Array:
+    """Return the gradient before a clip, from that after it and the clipped values."""
+    return jnp.where(jnp.abs(clipped) < limit, dx, 0.0) if limit else dx
+
+
+def _forward(x_LBG, kernel_PG, start, real_LB, reset_LB, projection_UP, mask_BP, clips: Clips, reverse: bool):
+    aligned, width = _aligned(kernel_PG), kernel_PG.shape[1]
+    projection = None if projection_UP is None else _aligned(projection_UP)
 
     def step(state: LSTMState, inputs):
         x_BG, real_B, reset_B = inputs
@@ -78,25 +113,37 @@ def _forward(x_LBG, kernel_UG, start, real_LB, reset_LB):
         z_BG = x_BG + _times(h_before, aligned, width)
         i, f, g, o = jnp.split(z_BG, 4, axis=-1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
-        c = f * c_before + i * g
-        h = o * jnp.tanh(c)
+        c = _clipped(f * c_before + i * g, clips.cell)
+        h, kept = o * jnp.tanh(c), None
+        if projection is not None:
+            h = kept = _clipped(_times(h, projection, projection_UP.shape[1]), clips.projection)
+        if mask_BP is not None:
+            h = h * mask_BP
         after = LSTMState(jnp.where(real_B1, h, h_before), jnp.where(real_B1, c, c_before))
-        return after, (jnp.where(real_B1, h, 0.0), _Saved(i, f, g, o, c, h_before, c_before))
+        return after, (jnp.where(real_B1, h, 0.0), _Saved(i, f, g, o, c, h_before, c_before, kept))
 
-    end, (h_LBU, saved) = jax.lax.scan(step, start, (x_LBG.astype(jnp.float32), real_LB, reset_LB))
-    return (h_LBU, end), (saved, kernel_UG, real_LB, reset_LB, jnp.zeros((0,), x_LBG.dtype))
+    rows = (x_LBG.astype(jnp.float32), real_LB, reset_LB)
+    end, (h_LBP, saved) = jax.lax.scan(step, start, rows, reverse=reverse)
+    like_x = jnp.zeros((0,), x_LBG.dtype)
+    return (h_LBP, end), (saved, kernel_PG, real_LB, reset_LB, projection_UP, mask_BP, like_x)
 
 
-def _backward(residuals, cotangents):
-    saved, kernel_UG, real_LB, reset_LB, like_x = residuals
-    dh_LBU, dend = cotangents
-    aligned, units = _aligned(kernel_UG), len(kernel_UG)
+def _backward(clips: Clips, reverse: bool, residuals, cotangents):
+    saved, kernel_PG, real_LB, reset_LB, projection_UP, mask_BP, like_x = residuals
+    dh_LBP, dend = cotangents
+    aligned, states = _aligned(kernel_PG), len(kernel_PG)
+    projection = None if projection_UP is None else _aligned(projection_UP)
 
     def step(after: LSTMState, inputs):
-        dh_BU, (i, f, g, o, c, _, c_before), real_B, reset_B = inputs
+        dh_BP, (i, f, g, o, c, _, c_before, h), real_B, reset_B = inputs
         real_B1 = real_B[:, None]
-        tanh_c, dh = jnp.tanh(c), dh_BU + after.h
-        dc = after.c + dh * o * (1.0 - tanh_c * tanh_c)
+        tanh_c, dh, dprojected = jnp.tanh(c), dh_BP + after.h, None
+        if mask_BP is not None:
+            dh = dh * mask_BP
+        if projection is not None:
+            dprojected = jnp.where(real_B1, _inside(dh, h, clips.projection), 0.0)
+            dh = _times(dprojected, projection.T, len(projection_UP))
+        dc = _inside(after.c + dh * o * (1.0 - tanh_c * tanh_c), c, clips.cell)
         dz_BG = jnp.concatenate(
             [
                 dc * g * i * (1.0 - i),
@@ -107,14 +154,23 @@ def _backward(residuals, cotangents):
             axis=-1,
         )
         dz_BG = jnp.where(real_B1, dz_BG, 0.0)
-        dh_before = _times(dz_BG, aligned.T, units)
+        dh_before = _times(dz_BG, aligned.T, states)
         before = (jnp.where(real_B1, dh_before, after.h), jnp.where(real_B1, dc * f, after.c))
-        return LSTMState(*(jnp.where(reset_B[:, None], 0.0, part) for part in before)), dz_BG
+        return LSTMState(*(jnp.where(reset_B[:, None], 0.0, part) for part in before)), (dz_BG, dprojected)
 
-    dstart, dz_LBG = jax.lax.scan(step, LSTMState(*dend), (dh_LBU, saved, real_LB, reset_LB), reverse=True)
-    h_NU, dz_NG = (x.reshape(-1, x.shape[-1]).astype(kernel_UG.dtype) for x in (saved.h_before, dz_LBG))
-    dkernel_UG = jnp.dot(h_NU.T, dz_NG, preferred_element_type=jnp.float32)
-    return dz_LBG.astype(like_x.dtype), dkernel_UG.astype(kernel_UG.dtype), dstart, None, None
+    rows = (dh_LBP, saved, real_LB, reset_LB)
+    dstart, (dz_LBG, dprojected_LBP) = jax.lax.scan(step, LSTMState(*dend), rows, reverse=not reverse)
+    dkernel_PG = _summed(saved.h_before, dz_LBG, kernel_PG)
+    dprojection_UP = None
+    if projection_UP is not None:
+        dprojection_UP = _summed(saved.o * jnp.tanh(saved.c), dprojected_LBP, projection_UP)
+    return dz_LBG.astype(like_x.dtype), dkernel_PG, dstart, None, None, dprojection_UP, None
+
+
+def _summed(x_LBN: jax.Array, dy_LBM: jax.Array, kernel_NM: jax.Array) -> jax.Array:
+    """Return the gradient of a kernel, over all positions in one product."""
+    x, dy = (rows.reshape(-1, rows.shape[-1]).astype(kernel_NM.dtype) for rows in (x_LBN, dy_LBM))
+    return jnp.dot(x.T, dy, preferred_element_type=jnp.float32).astype(kernel_NM.dtype)
 
 
 lstm.defvjp(_forward, _backward)
@@ -170,17 +226,9 @@ class BiLSTM(nn.Module):
         kernel_state = self.param(f"{name}_state_kernel", with_axes(init, ("width", "gates")), (u, 4 * u))
         bias = self.param(f"{name}_bias", with_axes(forget, ("gates",)), (4 * u,))
 
-        def step(carry, inputs):
-            c_BU, h_BU = carry
-            x_BG, real_B = inputs
-            i, f, g, o = jnp.split(x_BG + h_BU @ kernel_state, 4, axis=-1)
-            c = jax.nn.sigmoid(f) * c_BU + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            real_B1 = real_B[:, None]
-            return (jnp.where(real_B1, c, c_BU), jnp.where(real_B1, h, h_BU)), jnp.where(real_B1, h, 0.0)
-
         x_BLG = linear(x_BLD, kernel_in, bias)  # of all positions at once
-        zeros = jnp.zeros((x_BLD.shape[0], u), jnp.float32)
-        inputs = (jnp.swapaxes(x_BLG, 0, 1), jnp.swapaxes(real_BL, 0, 1))
-        _, h_LBU = jax.lax.scan(step, (zeros, zeros), inputs, reverse=name.endswith("backward"))
+        zeros, real_LB = jnp.zeros((x_BLD.shape[0], u), jnp.float32), real_BL.T
+        start, never, backwards = LSTMState(zeros, zeros), jnp.zeros_like(real_LB), name.endswith("backward")
+        x_LBG = jnp.swapaxes(x_BLG, 0, 1)
+        h_LBU, _ = lstm(x_LBG, kernel_state, start, real_LB, never, None, None, Clips(), backwards)
         return jnp.swapaxes(h_LBU, 0, 1)

@@ -1,13 +1,13 @@
-"""The LSTM language model: the backward pass of its recurrence, and what its state remembers.
+"""The LSTM language model: what its state remembers.
 
-Parity with torch.nn.LSTM is in test_lstm_parity, whole runs in test_family_runs.
+Its recurrence is tested in tests/nn/test_recurrence.py. Parity with torch.nn.LSTM is in test_lstm_parity, whole runs in
+test_family_runs.
 """
 
 import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -18,8 +18,6 @@ from jaxlm.models import build
 from jaxlm.models.lstm import GPT1_LSTM, LSTMConfig
 from jaxlm.models.lstm.model import empty_state
 from jaxlm.models.model import Inputs, Model
-from jaxlm.nn.recurrence import LSTMState, lstm
-from jaxlm.runs.trees import named_leaves
 from jaxlm.training.config import FinetuneConfig
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -45,45 +43,6 @@ def forward(model):
 
 def ids_of(rows: int, length: int) -> np.ndarray:
     return np.random.default_rng(rows + length).integers(TOY.vocab_size, size=(rows, length)).astype(np.int32)
-
-
-def plain_lstm(x_LBG, kernel_UG, start, real_LB, reset_LB):
-    """The same equations, differentiated by JAX through the scan."""
-
-    def step(state, inputs):
-        x, real, reset = inputs
-        h, c = (jnp.where(reset[:, None], 0.0, part) for part in state)
-        i, f, g, o = jnp.split(x + h @ kernel_UG, 4, axis=-1)
-        new_c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        new_h = jax.nn.sigmoid(o) * jnp.tanh(new_c)
-        after = LSTMState(jnp.where(real[:, None], new_h, h), jnp.where(real[:, None], new_c, c))
-        return after, jnp.where(real[:, None], new_h, 0.0)
-
-    end, h_LBU = jax.lax.scan(step, start, (x_LBG, real_LB, reset_LB))
-    return h_LBU, end
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_written_backward_pass_is_the_derivative(seed):
-    """Fails when a gate's derivative, padding or a reset is wrong in the backward pass."""
-    rng = np.random.default_rng(seed)
-    length, rows, units = 6, 3, 4
-    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in [(length, rows, 16), (units, 16)])
-    start = LSTMState(*jnp.asarray(rng.normal(size=(2, rows, units)), jnp.float32))
-    real = jnp.asarray(rng.random((length, rows)) > 0.3)
-    reset = jnp.asarray(rng.random((length, rows)) > 0.7) & real
-    mix = [jnp.asarray(rng.normal(size=(length, rows, units)), jnp.float32) for _ in range(2)]
-
-    def loss_by(function):
-        def loss(x, kernel, start):
-            h, end = function(x, kernel, start, real, reset)
-            return jnp.sum(mix[0] * h) + jnp.sum(mix[1][0] * end.h) + jnp.sum(mix[1][1] * end.c)
-
-        return jax.value_and_grad(loss, (0, 1, 2))(x, kernel, start)
-
-    found, wanted = loss_by(lstm), loss_by(plain_lstm)
-    for name, leaf in named_leaves(jax.tree.map(np.asarray, dict(enumerate(jax.tree.leaves(wanted))))).items():
-        np.testing.assert_allclose(jax.tree.leaves(found)[int(name)], leaf, rtol=2e-5, atol=2e-6)
 
 
 def test_two_halves_with_a_carried_state_are_the_whole(forward, params):
