@@ -153,7 +153,7 @@ def run_settings(config: PretrainConfig | FinetuneConfig, num_steps: int, stage_
 
 
 class CompiledStep:
-    """A jitted step that is compiled once per batch shape. It warns about more shapes than expected.
+    """A jitted step that is compiled once per class and shape of a batch. It warns about more shapes than expected.
 
     options: of the compiler. Default: none. rows_axis: the axis of the rows in the first array of a batch. on_compile:
     a context entered during compilation, to exclude that time from the speed.
@@ -187,22 +187,25 @@ class CompiledStep:
 
         InputError if the memory of the devices does not suffice.
         """
-        shapes = tuple((leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(batch))
+        leaves, structure = jax.tree.flatten(batch)  # the structure has the class, whose arrays another may have too
+        shapes = (structure, *((leaf.shape, leaf.dtype.name) for leaf in leaves))
         program = self.programs.get(shapes)
         if program is None:
-            size = " x ".join(map(str, shapes[0][0]))
+            size, rows = " x ".join(map(str, leaves[0].shape)), leaves[0].shape[self.rows_axis]
+            if getattr(batch, "source", None) is not None:
+                size += f" with sources of {batch.source.shape[-1]}"
             say = log.info if jax.process_index() == 0 else log.debug
             say("compiling the %s step for batch %s, or loading it from the cache", self.name, size)
             started = time.perf_counter()
             with self.on_compile():
                 program = self.programs[shapes] = self._compiled(state, batch, *settings)
             on_devices = isinstance(jax.tree.leaves(state)[0], jax.Array)
-            check_program_memory(self.name, program, rows=shapes[0][0][self.rows_axis], holds_arguments=on_devices)
+            check_program_memory(self.name, program, rows=rows, holds_arguments=on_devices)
             taken = time.perf_counter() - started
             if len(self.programs) > self.expected_shapes:
-                log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, shapes[0][0], taken)
+                log.warning("the %s step compiled again, for batch %s, in %.1f s", self.name, size, taken)
             else:
-                say("compiled the %s step for batch %s in %.1f s", self.name, shapes[0][0], taken)
+                say("compiled the %s step for batch %s in %.1f s", self.name, size, taken)
         return program
 
     def _compiled(self, *arguments: Any) -> Compiled:

@@ -141,7 +141,7 @@ def test_a_run_says_what_it_is(base, stores):
     assert re.search(f"pairs at length 32: {shares}", said) and re.search(f"pairs at length 64: {shares}", said)
     assert "masks: 15% of tokens (80% masked, 10% random, 10% unchanged), dynamic; next-sentence loss x 1" in said
     assert said.count("compiled the training step") == 2 and "compiled again" not in said
-    assert said.index("training step for batch (8, 64)") < said.index("step 1/24"), "both are compiled ahead"
+    assert said.index("training step for batch 8 x 64") < said.index("step 1/24"), "both are compiled ahead"
     config = json.loads((base.run / "config.json").read_text())
     assert config["model"]["kind"] == "bert" and config["model"]["vocab_size"] == 320
     assert config["fingerprints"]["stores"] == [open_store(stores[0]).fingerprint]

@@ -2,6 +2,7 @@
 where memory is not known.
 """
 
+import collections
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -152,6 +153,14 @@ def test_exhausted_memory_names_the_step_and_the_next_smaller_batch(monkeypatch)
     said = "out of device memory: the group's training step takes 931322.6 GiB by the compiler; give --batch-size 1, "
     with pytest.raises(RunError, match=f"^{said}.*RESOURCE_EXHAUSTED"):
         step(state, batch)
+
+
+def test_batches_of_another_class_have_a_program_of_their_own():
+    """Fails when a batch runs the program of another class whose arrays have the same shapes."""
+    first, second = (collections.namedtuple(name, "ids") for name in ("First", "Second"))
+    step = program.CompiledStep("training", jax.jit(lambda state, batch: state + (type(batch) is first)))
+    found = [int(step(jnp.int32(0), of(jnp.zeros((2, 3))))) for of in (first, second, first)]
+    assert found == [1, 0, 1] and len(step.programs) == 2
 
 
 def test_the_command_for_the_largest_batch_names_this_gpu(monkeypatch):
