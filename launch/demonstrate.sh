@@ -12,12 +12,17 @@ Runs a demonstration and writes its tables to DIRECTORY, table.md and table.json
 runs/demonstrations/NAME). NAME:
   auxiliary_losses  the character Transformer with and without each of its losses (docs/character_transformer.md)
   awd_lstm          AWD-LSTM without each part of its regularization, on 150 kB of a novel (docs/awd_lstm.md)
+  spans             a small T5 after span corruption, in rows of 64 and of 512 tokens, and from scratch, on 1,000 labels of two
+                    tasks (docs/t5.md)
+  translation       English to German on Multi30k from scratch: an encoder-decoder and a decoder of the same size
+                    (docs/text_to_text.md)
   ulmfit            the stages of ULMFiT with 100 and 500 labels (docs/ulmfit.md)
   language_models   bits per byte of GPT, Transformer-XL, the LSTM and AWD-LSTM after the same tokens of the same books,
                     the loss by position, and the gain from a longer attention (docs/transformer_xl.md)
 Every command is printed before it runs. After a stop at any moment, rerun the same command to resume; completed steps are not
-repeated. DATA has books/train, books/valid and books/test (*.txt); for ulmfit also classify/trec/{train,test}.txt and
-glue/SST-2/{train,dev}.tsv.
+repeated. DATA has books/train, books/valid and books/test (*.txt); for spans and ulmfit also
+classify/trec/{train,test}.txt and glue/SST-2/{train,dev}.tsv; for translation only translation/multi30k with
+{train,val,test_2016_flickr}.{en,de}.
 TEXT
 }
 
@@ -43,8 +48,9 @@ case "$name" in
   auxiliary_losses) parts=(books/train books/valid/Anton_Chekhov_The_Duel.txt) ;;
   awd_lstm) parts=(books/train/Charles_Dickens_David_Copperfield.txt) ;;
   language_models) parts=(books/train books/test/Aldous_Huxley_Antic_Hay.txt) ;;
-  ulmfit) parts=(books/train classify/trec glue/SST-2) ;;
-  *) fail "NAME must be auxiliary_losses, awd_lstm, ulmfit or language_models, got '$name'" ;;
+  spans | ulmfit) parts=(books/train classify/trec glue/SST-2) ;;
+  translation) parts=(translation/multi30k) ;;
+  *) fail "NAME must be auxiliary_losses, awd_lstm, language_models, spans, translation or ulmfit, got '$name'" ;;
 esac
 for part in "${parts[@]}"; do
   [ -e "$data/$part" ] || fail "DATA must have $part, got none in $data"

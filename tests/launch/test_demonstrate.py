@@ -20,7 +20,7 @@ NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").
 
 @pytest.fixture
 def stage(tmp_path) -> Path:
-    for part in ("books/train", "books/valid", "books/test", "classify/trec", "glue/SST-2"):
+    for part in ("books/train", "books/valid", "books/test", "classify/trec", "glue/SST-2", "translation/multi30k"):
         (tmp_path / "data" / part).mkdir(parents=True)
     for novel in NOVELS:
         (tmp_path / "data" / novel).write_text("It was the best of times. " * 9000)
@@ -93,6 +93,10 @@ def test_the_table_has_differences_of_the_same_seed(tmp_path):
     assert second[6] == "+1.17 ± 0.24" and second[8] == "+0.20 ± 0.28"
     assert first[9] == "5.50 ± 2.83" and second[9] == "6.25 ± 3.89"
     assert (tmp_path / "two.md").read_text() == done.stdout
+    done = run_table(tmp_path, "--columns", f"second={file}:1:loss")
+    assert "| 5.000 ± 2.828 |" in done.stdout and "| 5.000 ± 4.243 |" in done.stdout
+    done = run_table(tmp_path, "--columns", f"fourth={file}:3:loss")
+    assert done.returncode == 2 and "has 3 records with loss" in done.stderr
     (tmp_path / "b-1.json").unlink()
     done = run_table(tmp_path, "--columns", columns[-2])
     assert done.returncode == 2 and "b-1.json" in done.stderr and done.stderr.count("\n") == 1
