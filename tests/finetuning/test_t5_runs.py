@@ -22,7 +22,8 @@ LETTERS = "abcdefgh"
 SIZES = (
     "--model.vocab-size 0 --model.num-encoder-layers 1 --model.num-layers 1 --model.width 64 --model.num-heads 4 "
     "--model.head-width 16 --model.feed-forward-width 128 --model.dropout-rate 0 --length 16 --batch-size 64 "
-    "--options.target-length 12 --optimizer.peak-lr 0.02 --num-epochs 10 --eval-every 500 --eval-rows 20"
+    "--options.target-length 12 --optimizer.peak-lr 0.02 --optimizer.decay linear --num-epochs 20 --eval-every 500 "
+    "--eval-rows 20"
 ).split()
 COLUMNS = "--task custom --custom.kind text --custom.text source --custom.label target".split()
 PARTS = {"train": 2000, "dev": 40, "test": 40}
