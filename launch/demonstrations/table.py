@@ -5,8 +5,8 @@
 
 FILE is relative to DIR; {row} and {seed} in it stand for a row's name and a seed. REDUCTION is how a file gives one
 number: `value` of a JSON object (KEY may have dots); `mean` of a part of a list in it (KEY is NAME.FIRST:END); `min`,
-`last`, `recent`, the mean of the last ten, or a number, counted from 0, of the records of a metrics.jsonl that have KEY.
-A difference is that of the same seed.
+`last`, `recent`, the mean of the last ten, or a number, counted from 0, of the records of a metrics.jsonl that have
+KEY. A difference is that of the same seed.
 """
 
 import argparse
@@ -42,7 +42,8 @@ def number(path: Path, reduction: str, key: str) -> float:
         return float(values[int(reduction)])
     reductions = {"min": min, "last": lambda x: x[-1], "recent": lambda x: statistics.fmean(x[-RECENT:])}
     if reduction not in reductions:
-        raise InputError(f"REDUCTION must be value, mean, min, last, recent or a number, got {reduction}; choose one of them")
+        allowed = "value, mean, min, last, recent or a number"
+        raise InputError(f"REDUCTION must be {allowed}, got {reduction}; choose one of them")
     return float(reductions[reduction](values))
 
 
