@@ -230,5 +230,5 @@ class BiLSTM(nn.Module):
         zeros, real_LB = jnp.zeros((x_BLD.shape[0], u), jnp.float32), real_BL.T
         start, never, backwards = LSTMState(zeros, zeros), jnp.zeros_like(real_LB), name.endswith("backward")
         x_LBG = jnp.swapaxes(x_BLG, 0, 1)
-        h_LBU, _ = lstm(x_LBG, kernel_state, start, real_LB, never, None, None, Clips(), backwards)
+        h_LBU, _ = lstm(x_LBG, kernel_state, start, real_LB, never, reverse=backwards)
         return jnp.swapaxes(h_LBU, 0, 1)
