@@ -13,7 +13,16 @@ from jaxlm.models.model import Model, Outputs
 from jaxlm.nn.layers import dropout, linear_head
 
 
-class SequenceHead(Head):
+class _OfSequences(Head):
+    """The fields of a linear head on one state of each sequence."""
+
+    kind: Literal["classification", "multilabel", "regression", "choice"]
+    outputs: int
+    dropout_rate: float
+    init_std: float
+
+
+class SequenceHead(_OfSequences):
     """Dropout and one linear layer on the state of each sequence's extract token (GPT-1, section 3.2 and 3.3).
 
     kind `classification`, `multilabel`: the states of an example's C sequences are summed (one sequence, or both orders
@@ -21,11 +30,6 @@ class SequenceHead(Head):
     `choice`: one score per sequence, (E, C); `outputs` is 1. The choices share one dropout mask, as in the original
     (train.py:185).
     """
-
-    kind: Literal["classification", "multilabel", "regression", "choice"]
-    outputs: int
-    dropout_rate: float
-    init_std: float
 
     @nn.compact
     def __call__(self, states_ECD: jax.Array, *, train: bool) -> jax.Array:
@@ -45,17 +49,12 @@ class SequenceHead(Head):
         return (take_states(by_sequence(outputs, batch), batch.extract),)
 
 
-class PooledHead(Head):
+class PooledHead(_OfSequences):
     """Dropout and one linear layer on the pooled state of each sequence (run_classifier.py:592-609).
 
     kind `classification`, `multilabel`: (E, 1, D) gives one score per class or label, (E, outputs); `regression`: one
     number, (E, 1). `choice`: (E, C, D) gives one score per sequence, (E, C); `outputs` is 1 (section 4.4, SWAG).
     """
-
-    kind: Literal["classification", "multilabel", "regression", "choice"]
-    outputs: int
-    dropout_rate: float
-    init_std: float
 
     @nn.compact
     def __call__(self, pooled_ECD: jax.Array, *, train: bool) -> jax.Array:
