@@ -108,10 +108,13 @@ class TensorFiles:
         elif index.is_file():
             self.files = [directory / name for name in sorted(set(_weight_map(index).values()))]
         elif pickles := sorted(directory.glob("pytorch_model*.bin")):
+            # With transformers' classes a file could lose tensors: AutoModel has no output layer.
             raise InputError(
-                f"{pickles[0]} is a pickle, a program that runs when it is loaded: convert it to safetensors where "
-                f'you trust it, with python -c "from transformers import AutoModel; '
-                f"AutoModel.from_pretrained('{directory}').save_pretrained('{directory}-safe')\""
+                f"{pickles[0]} must be safetensors, got a pickle, which is a program that runs when it is loaded; "
+                "convert its tensors, which runs nothing of it, with "
+                'python -c "import glob, torch; from safetensors.torch import save_file; '
+                f"save_file({{k: v.clone() for f in glob.glob('{directory}/pytorch_model*.bin') "
+                f"for k, v in torch.load(f, 'cpu', weights_only=True).items()}}, '{directory}/{FILE}')\""
             )
         else:
             raise InputError(f"{directory} has no {FILE} (or {INDEX}); give the directory of a model")

@@ -34,7 +34,11 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "gpt1": ("OpenAIGPTTokenizer",),
     "gpt2": ("GPT2Tokenizer", "RobertaTokenizer"),
     "wordpiece": ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+    "sentencepiece": ("T5Tokenizer", "MT5Tokenizer"),
 }
+# The models whose directories may name no class and have a sentencepiece model.
+T5_MODELS = ("t5", "mt5")
+T5_MODEL_FILE = "spiece.model"
 # Settings that change ids, and the one value that has a counterpart here; null means the default.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "gpt1": {},
@@ -47,6 +51,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
         "subword_tokenizer_type": "wordpiece",
         "never_split": [],
     },
+    "sentencepiece": {"add_prefix_space": True},
 }
 # The special tokens of BERT's input by their names in the settings; other special tokens are not used.
 _ROLES = {"pad": "pad_token", "unknown": "unk_token", "mask": "mask_token", "cls": "cls_token", "sep": "sep_token"}
@@ -126,10 +131,11 @@ class Settings:
     """The settings in a directory, empty if it is None or has no settings file.
 
     added: content -> id of the tokens that are added to the vocabulary. ordinary: the added tokens that are not
-    special.
+    special. model_type: that of the model's config.json, or None.
     """
 
     def __init__(self, directory: Path | None):
+        self.model_type: str | None = None
         self.file = Path(SETTINGS) if directory is None else directory / SETTINGS
         self.values: dict[str, Any] = {}
         self.added: dict[str, int] = {}
@@ -137,8 +143,10 @@ class Settings:
         if directory is None:
             return
         self.values = read_object(self.file)
+        config = read_object(directory / "config.json")
+        self.model_type = config.get("model_type")
         if self.values.get("tokenizer_class") is None:
-            self.values["tokenizer_class"] = read_object(directory / "config.json").get("tokenizer_class")
+            self.values["tokenizer_class"] = config.get("tokenizer_class")
         try:
             self.added = {content: int(i) for content, i in read_object(directory / "added_tokens.json").items()}
             for i, token in (self.values.get("added_tokens_decoder") or {}).items():
@@ -234,9 +242,21 @@ def published_tokenizer(directory: Path, case: wordpiece.Case = "auto") -> Token
         found = bpe.build_gpt2(read_file(vocabulary), read_file(merges), str(directory))
     elif (directory / wordpiece.FILE).is_file():
         return wordpiece_tokenizer(directory / wordpiece.FILE, case)
+    elif (directory / T5_MODEL_FILE).is_file() and settings.model_type in T5_MODELS:
+        found = _t5_tokenizer(directory / T5_MODEL_FILE, settings)
     else:
         return None
     return _without_case(settings.with_added(found), case, f"{directory} has no WordPiece vocabulary")
+
+
+def _t5_tokenizer(file: Path, settings: Settings) -> Tokenizer:
+    """Return a sentencepiece model with the sentinels that Hugging Face's T5Tokenizer adds, 100 by default."""
+    settings.check("sentencepiece")
+    count = settings.values.get("extra_ids", 100)
+    if type(count) is not int or count < 0:
+        raise InputError(f"{settings.file}: extra_ids must be at least 0, got {count!r}; download it again")
+    found = piece_models.SentencePieceTokenizer(read_file(file), str(file))
+    return found.with_sentinels(count) if count else found
 
 
 def _exported(directory: Path) -> tuple[Tokenizer | None, tuple[str, ...]]:

@@ -76,7 +76,7 @@ BAD = {
     "a file that is none": (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 99), "not a safetensors file"),
     "a pickle": (
         lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
-        "is a pickle, a program that runs when it is loaded",
+        "must be safetensors, got a pickle, which is a program that runs when it is loaded",
     ),
     # Fails on 2968321: tracebacks, and minutes of work for the layers.
     "nested JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json is not JSON (it is nested"),

@@ -10,11 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sentencepiece import SentencePieceProcessor
+from toy_text import paragraphs
 
 from jaxlm.data.preparation import PrepareConfig, prepare
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import read_published
-from jaxlm.text import load_tokenizer, tokenizer_from_spec
+from jaxlm.text import load_tokenizer, tokenizer_from_spec, train_sentencepiece
 from jaxlm.text.wordpiece import CASE_FILE, FILE, SETTINGS_FILE, build_wordpiece
 
 # As the vocabulary of chinese_L-12_H-768_A-12, which lower-cases: no piece with a capital but the special ones.
@@ -245,3 +247,49 @@ def test_a_description_of_other_types_is_damaged(tmp_path, change):
     description.write_text(json.dumps(json.loads(description.read_text()) | change))
     with pytest.raises(InputError, match=r"damaged|no tokenizer of kind"):
         load_tokenizer(tmp_path)
+
+
+def t5_directory(path, *, model_type="t5", **settings):
+    """Write a directory as those of T5's LM-adapted models and of mT5, which have no tokenizer.json."""
+    path.mkdir()
+    (path / "spiece.model").write_bytes(train_sentencepiece(paragraphs(100), 300).files["sentencepiece.model"])
+    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize(("settings", "sentinels"), [({}, 100), ({"extra_ids": 100}, 100), ({"extra_ids": 0}, 0)])
+def test_a_sentencepiece_model_of_t5_has_the_sentinels_of_its_settings(tmp_path, settings, sentinels):
+    """The ids of texts are those of the sentencepiece library, the places of the sentinels those of T5Tokenizer.
+
+    Fails when such a directory has no tokenizer, as on 23e33ea, or when a sentinel has another id.
+    """
+    directory = t5_directory(tmp_path / "t5", **settings)
+    tokenizer = tokenizer_from_spec(f"hf:{directory}")
+    reference = SentencePieceProcessor(model_file=str(directory / "spiece.model"))
+    assert tokenizer.size == reference.get_piece_size() + sentinels
+    assert tokenizer.sentinels == tuple(range(tokenizer.size - 1, reference.get_piece_size() - 1, -1))
+    text = " ".join(paragraphs(3))
+    assert tokenizer.encode(text) == reference.encode(text)
+    assert load_saved(tokenizer, tmp_path / "saved").sentinels == tokenizer.sentinels
+
+
+def load_saved(tokenizer, directory):
+    tokenizer.save(directory)
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "message"),
+    [
+        ("albert", {}, "has no tokenizer of Hugging Face"),
+        ("t5", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class must be T5Tokenizer or MT5Tokenizer"),
+        ("t5", {"extra_ids": -1}, "extra_ids must be at least 0, got -1"),
+        ("t5", {"add_prefix_space": False}, "add_prefix_space must be True"),
+    ],
+)
+def test_a_sentencepiece_model_of_another_form_is_refused(tmp_path, model_type, settings, message):
+    """Fails when a text of another normalization is read as T5's, without a word."""
+    directory = t5_directory(tmp_path / "other", model_type=model_type, **settings)
+    with pytest.raises(InputError, match=message):
+        tokenizer_from_spec(f"hf:{directory}")
