@@ -90,7 +90,8 @@ class ExampleBatch:
     extract: int32 (B, C), index of the token whose state is the input of the head: the extract token, or CLS.
     second: int32 (B, C), index at which an encoder's second segment begins (the length if there is none).
     labels: int32 (B,) class or correct choice, float32 (B,) score, float32 (B, labels) 1 for each given label and else
-    0, int32 (B, 2) first and last token of a span, or int32 (B, L) tag of each token (-1: no tag).
+    0, int32 (B, 2) first and last token of a span, or int32 (B, L) tag of each word at its first token (-1: none begins
+    there).
     weights: float32 (B,), 0 for padding rows.
     index: int32 (B,), the example's row in its split, by which predictions are ordered (-1: padding).
     """

@@ -62,7 +62,7 @@ class SplitPredictor(Protocol):
 
 
 def make_predict_step(network: HeadLearner, *, embeddings: bool = False) -> Callable[[Any, ExampleBatch], Any]:
-    """Return a function (params, batch) -> outputs of the head, embeddings, sum of the task's loss, its weight.
+    """Return a function (params, batch) -> scores of the head, embeddings, sum of the task's loss, its weight.
 
     Embeddings, the vector that the head reads for each row, are None unless asked for.
     """
@@ -72,7 +72,8 @@ def make_predict_step(network: HeadLearner, *, embeddings: bool = False) -> Call
             outputs, vectors = network.outputs_and_vectors(params, batch)
         else:
             outputs, vectors = network.outputs(params, batch), None
-        return outputs, vectors, network.loss.sum(outputs, batch), network.loss.weight(batch)
+        loss = network.loss
+        return loss.scores(outputs), vectors, loss.sum(outputs, batch), loss.weight(batch)
 
     return predict_step
 

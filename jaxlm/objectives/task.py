@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxlm.data.batch import ExampleBatch
+from jaxlm.models.heads.crf import TaggedScores
 from jaxlm.models.heads.head import Head, of_choices
 from jaxlm.models.model import Model, Outputs
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
@@ -36,11 +37,16 @@ class TaskLoss:
         """Return 1 for each label that counts, in the shape of the labels, else 0."""
         return batch.weights
 
-    def masked(self, scores: jax.Array, batch: ExampleBatch) -> jax.Array:
-        """Return the scores with ABSENT where there is nothing to score."""
+    def masked(self, scores: Any, batch: ExampleBatch) -> Any:
+        """Return a head's outputs with scores that are ABSENT where there is nothing to score."""
         return scores
 
-    def sum(self, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
+    def scores(self, outputs: Any) -> jax.Array:
+        """Return the scores of the labels, of which the greatest is predicted."""
+        found: jax.Array = outputs
+        return found
+
+    def sum(self, outputs: Any, batch: ExampleBatch) -> jax.Array:
         """Return the sum of the loss over the batch, in nats, or of the squared error."""
         return jnp.sum(self.counts(batch) * self._cross_entropy(outputs, jnp.maximum(batch.labels, 0)))
 
@@ -51,9 +57,9 @@ class TaskLoss:
             weights = weights * self._weights()[jnp.maximum(batch.labels, 0)]
         return jnp.sum(weights)
 
-    def num_correct(self, outputs: jax.Array, batch: ExampleBatch) -> jax.Array:
+    def num_correct(self, outputs: Any, batch: ExampleBatch) -> jax.Array:
         """Return the number of correct examples, whole spans or tags."""
-        return jnp.sum(self.counts(batch) * (jnp.argmax(outputs, axis=-1) == batch.labels))
+        return jnp.sum(self.counts(batch) * (jnp.argmax(self.scores(outputs), axis=-1) == batch.labels))
 
     def _cross_entropy(self, scores: jax.Array, labels: jax.Array) -> jax.Array:
         found = cross_entropy(scores, labels)
@@ -131,6 +137,19 @@ class TagLoss(TaskLoss):
         return batch.weights[:, None] * (batch.labels >= 0)
 
 
+class TagSequenceLoss(TagLoss):
+    """Negative log-likelihood of the tags of a sentence under a CRF, over sentences. Outputs: `TaggedScores`."""
+
+    def sum(self, outputs: TaggedScores, batch: ExampleBatch) -> jax.Array:
+        return jnp.sum(batch.weights * outputs.negative_log_likelihoods)
+
+    def weight(self, batch: ExampleBatch) -> jax.Array:
+        return jnp.sum(batch.weights)
+
+    def scores(self, outputs: TaggedScores) -> jax.Array:
+        return outputs.scores
+
+
 LOSSES: dict[str, type[TaskLoss]] = {
     "classification": TaskLoss,
     "multilabel": LabelSetLoss,
@@ -138,18 +157,19 @@ LOSSES: dict[str, type[TaskLoss]] = {
     "choice": ChoiceLoss,
     "span": SpanLoss,
     "tagging": TagLoss,
+    "tag_sequence": TagSequenceLoss,
 }
-"""The loss of each kind of task."""
+"""The losses by the names that heads give: the kind of their tasks, or one of their own."""
 
 
 def task_outputs(
     model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None = None
-) -> tuple[jax.Array, Outputs]:
+) -> tuple[Any, Outputs]:
     """Return the head's float32 outputs and those of the model. key: for dropout; None: evaluation.
 
     params: {"backbone", "head"}, and the collections of a head that has some.
-    Outputs of the head: (E, outputs), (E, C), spans (E, L, 2) or tags (E, L, T). Scores of a span at padding, and
-    scores of absent choices, are ABSENT.
+    Outputs of the head: (E, outputs), (E, C), spans (E, L, 2), tags (E, L, T), or those that its loss reads. Scores of
+    a span at padding, and scores of absent choices, are ABSENT.
     """
     scores, outputs, _ = _pass(model, head, params, batch, key)
     return scores, outputs
@@ -157,16 +177,16 @@ def task_outputs(
 
 def _pass(
     model: Model, head: Head, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
-) -> tuple[jax.Array, Outputs, Any]:
+) -> tuple[Any, Outputs, Any]:
     """Return the outputs of `task_outputs`, and in training the sums of the head's batch norms, if it has any."""
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     outputs = head.model_outputs(model, params, batch, body_key, window)
     read = head.read(model, params, batch, outputs)
     scores, sums = _scores(head, params, read, head_key)
-    return LOSSES[head.kind]().masked(scores, batch), outputs, sums
+    return LOSSES[head.loss]().masked(scores, batch), outputs, sums
 
 
-def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None) -> tuple[jax.Array, Any]:
+def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None) -> tuple[Any, Any]:
     """Return the head's outputs for its inputs, and the sums of its batch norms in training, or None.
 
     The parts of `params` besides "backbone" and "head" are the head's other collections.
@@ -179,7 +199,7 @@ def _scores(head: Any, params: Any, read: tuple[Any, ...], key: jax.Array | None
     return scores, found.get(SUMS)
 
 
-def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBatch) -> tuple[jax.Array, jax.Array]:
+def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBatch) -> tuple[Any, jax.Array]:
     """Return the head's outputs, as `task_outputs`, and the vector that its linear layer reads, float32.
 
     Vectors are (E, D), for choices (E, C, D): the sum over the sequences of an example, as the head takes it, or one
@@ -189,7 +209,7 @@ def outputs_and_vectors(model: Model, head: Head, params: Any, batch: ExampleBat
     scores, _ = _scores(head, params, read, None)
     states_ECD = head.vectors(params, read).astype(jnp.float32)
     vectors = states_ECD if of_choices(head) else jnp.sum(states_ECD, axis=1)
-    return LOSSES[head.kind]().masked(scores, batch), vectors
+    return LOSSES[head.loss]().masked(scores, batch), vectors
 
 
 def task_objective(
@@ -211,7 +231,7 @@ def task_objective(
     log-likelihood of their tokens after the first, delimiter and extract included, as in the original
     (train.py:174-178, 204). With auxiliary_lm 0 it is neither computed nor among the metrics.
     """
-    of_task = LOSSES[head.kind]() if loss is None else loss
+    of_task = LOSSES[head.loss]() if loss is None else loss
 
     def weights(batch: ExampleBatch) -> Sums:
         found = {"task_loss": of_task.weight(batch)}

@@ -182,7 +182,8 @@ class TaggedSplit(LabelledRows):
     """n sentences and their context; a sentence is a row.
 
     ids: int32 (tokens,), those of all sentences, concatenated. words: int32 (tokens,), the word of its sentence that
-    begins with the token, else -1. labels: int32 (tokens,), the tag of that word, -1 where there is none.
+    begins with the token, else -1. labels: int32 (tokens,), the tag of that word, 0 in unlabelled sentences, -1 where
+    there is no word.
     own: int64 (n, 2), a sentence's tokens without those beyond the limit; read: int64 (n, 2), the tokens of its row.
     truncated: number of truncated sentences.
     """
@@ -219,7 +220,8 @@ def encode_sentences(
     ids, words, labels = [], [], []
     for example, (tokens, offsets) in zip(examples, encoded, strict=True):
         starting = first_tokens(example.tokens, offsets)
-        tags = np.full(len(example.tokens) + 1, -1, np.int32)  # the last entry serves tokens that begin no word
+        tags = np.zeros(len(example.tokens) + 1, np.int32)
+        tags[-1] = -1  # of tokens that begin no word
         if labelled:
             tags[:-1] = [numbers[tag] for tag in _spelt_as(task, example.tags or (), numbers)]
         ids.append(np.array(tokens, np.int32))

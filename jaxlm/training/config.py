@@ -15,6 +15,8 @@ from jaxlm.data.config import DataConfig, Windows
 from jaxlm.distributed.config import DistributedConfig, MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
+from jaxlm.models.family import Family
+from jaxlm.models.heads import HEADS, heads_for
 from jaxlm.nn.config import Execution, Features, Rate
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
@@ -217,10 +219,11 @@ class FinetuneConfig(RunConfig):
     select: Literal["best", "last"] = "best"
     auxiliary_lm: NotNegative = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
-    head: Literal["linear", "bilstm", "concat_pooling"] = "linear"
+    head: Literal["linear", "bilstm", "concat_pooling", "crf"] = "linear"
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
     linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
-    states, then two layers with batch norm (ULMFiT)."""
+    states, then two layers with batch norm (ULMFiT). crf: for an encoder, tags of a sentence that depend on each other
+    (Lample et al., 2016); in prediction no I- tag follows one of another type."""
     special_tokens: Literal["gpt1", "end"] = "gpt1"
     """Special tokens of a decoder's inputs. gpt1: start, delimiter and extract, which no language model has read. end:
     the end of a document before each text, as in the language model's training, and nothing after the last text."""
@@ -274,7 +277,6 @@ class FinetuneConfig(RunConfig):
             (self.frozen, "auxiliary_lm", 0, "for a frozen model"),
             (not family.keeps_output_layer, "auxiliary_lm", 0, replaced),
             (encoder, "special_tokens", "gpt1", "for an encoder, which has CLS and SEP"),
-            (self.head != "bilstm", "features", "last", "without head bilstm", "give --head bilstm too"),
             (kept, "reinit_layers", 0, "with transfer_layers", "give one of them"),
             (not family.carries, "backprop_window", 0, f"for {title}, which carries no state"),
             (self.auxiliary_lm, "backprop_window", 0, "with auxiliary_lm"),
@@ -284,14 +286,24 @@ class FinetuneConfig(RunConfig):
             (self.frozen, "optimizer.layer_decay", 1.0, "with frozen, which fixes the whole model"),
         ):
             keep_default(self, applies, name, default, reason, *fix)
-        if self.head == ("concat_pooling" if encoder else "bilstm"):
-            kind, other = ("an encoder", "bilstm") if encoder else ("a decoder", "concat_pooling")
-            raise InputError(f"head must be linear or {other} for {kind}, got {self.head}; give --head linear")
+        self._check_head(family)
         if not family.stacks and (kept or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"
             )
         self._check_layers(layers)
+
+    def _check_head(self, family: Family) -> None:
+        """Raise InputError for a head that models of this family do not have, and for fields of other heads."""
+        if self.head not in (known := heads_for(family.role)):
+            raise InputError(f"head must be {either(known)} for {family.title}, got {self.head}; give --head linear")
+        for name, form in HEADS.items():
+            for field_name, default in form.fields.items():
+                keep_default(
+                    self, name != self.head, field_name, default, f"without head {name}", f"give --head {name} too"
+                )
+        for field_name, default in HEADS[self.head].without.items():
+            keep_default(self, True, field_name, default, f"with head {self.head}")
 
     def check_without_head(self, kind: str) -> None:
         """Raise InputError for fields that need a head, for a kind of task without one."""
@@ -312,8 +324,9 @@ class FinetuneConfig(RunConfig):
 def keep_default(config: Any, applies: Any, name: str, default: Any, reason: str, fix: str = "leave it out") -> None:
     """Raise InputError for a field that is not `default` where this applies. reason: a phrase for the message."""
     if applies and (value := operator.attrgetter(name)(config)) != default:
-        shown = f"{value:g}" if isinstance(value, float) else value
-        raise InputError(f"{name} must be {default} {reason}, got {shown}; {fix}")
+        shown = " ".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
+        wanted = "empty" if default == () else default
+        raise InputError(f"{name} must be {wanted} {reason}, got {shown}; {fix}")
 
 
 def check_layout(model: Any, layout: str, name: str) -> None:

@@ -14,10 +14,8 @@ import jax
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
 from jaxlm.models import build, family_of, without_dropout
-from jaxlm.models.heads.bilstm import LSTMHead
-from jaxlm.models.heads.concat_pooling import ConcatPoolingHead
+from jaxlm.models.heads import make_head
 from jaxlm.models.heads.head import Head
-from jaxlm.models.heads.linear import task_head
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATISTICS
 from jaxlm.objectives.objective import Objective
@@ -40,11 +38,11 @@ class HeadLearner(TaskLearner):
     head: Head
     loss: TaskLoss
 
-    def outputs(self, params: Any, batch: ExampleBatch) -> jax.Array:
+    def outputs(self, params: Any, batch: ExampleBatch) -> Any:
         """Return the head's float32 outputs for each row, without dropout: see `task_outputs`."""
         return task_outputs(self.model, self.head, params, batch)[0]
 
-    def outputs_and_vectors(self, params: Any, batch: ExampleBatch) -> tuple[jax.Array, jax.Array]:
+    def outputs_and_vectors(self, params: Any, batch: ExampleBatch) -> tuple[Any, jax.Array]:
         """Return the outputs and the vector that the head reads for each row: see `outputs_and_vectors`."""
         return outputs_and_vectors(self.model, self.head, params, batch)
 
@@ -62,17 +60,7 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     inputs = FORMATS[model.family.input_format]
     if task.of_tokens and not inputs.every_token:
         raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one")
-    head: Any = task_head(
-        task.kind,
-        task.num_outputs,
-        pooled=not inputs.reads_last,
-        dropout_rate=config.head_dropout_rate,
-        init_std=sizes.init_std,
-    )
-    if config.head == "bilstm":
-        head = LSTMHead(head, features=config.features, frozen=config.frozen)
-    elif config.head == "concat_pooling":
-        head = ConcatPoolingHead(head.kind, head.outputs, config.head_dropout_rate)
+    head = make_head(task, config, pooled=not inputs.reads_last)
 
     def init_params(key: jax.Array) -> Any:
         body_key, head_key = jax.random.split(key)
@@ -82,7 +70,7 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     def flops_per_token(length: int) -> float:
         return model.flops_per_token(length, None if not model.family.is_encoder else 0.0)
 
-    loss = LOSSES[task.kind](task.class_weights, config.label_smoothing)
+    loss = LOSSES[head.loss](task.class_weights, config.label_smoothing)
     objective = task_objective(
         model,
         head,

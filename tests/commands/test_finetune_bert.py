@@ -4,6 +4,7 @@ Fails when a prediction is lost, doubled or out of order, when predict says some
 trained, when members that train together come to other numbers than alone, or when a start takes what it should not.
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from toy_runs import assert_one_line, checkpoints, metrics, run_here, starts
 from jaxlm import predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh
 from jaxlm.finetuning import states
+from jaxlm.models.heads import bilstm
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import read_metrics
-from jaxlm.training import task_model
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -164,7 +165,7 @@ def test_starts_take_the_step_that_is_named_and_fresh_layers_and_pooler(tmp_path
     assert {"backbone/pooler/kernel", "backbone/blocks/attention/qkv_kernel", "head/kernel"} <= fresh
 
 
-class NarrowLSTMHead(task_model.LSTMHead):
+class NarrowLSTMHead(bilstm.LSTMHead):
     """The paper's units would take a minute."""
 
     width: int = 24
@@ -172,8 +173,8 @@ class NarrowLSTMHead(task_model.LSTMHead):
 
 @pytest.mark.parametrize("head", ["linear", pytest.param("bilstm", marks=pytest.mark.slow)])
 def test_a_frozen_model_stays_and_has_no_moments(tmp_path, pretrained, files, head, monkeypatch):
-    assert task_model.LSTMHead.width == 768
-    monkeypatch.setattr(task_model, "LSTMHead", NarrowLSTMHead)
+    assert bilstm.LSTMHead.width == 768
+    monkeypatch.setattr(bilstm, "LSTMHead", NarrowLSTMHead)
     more = ["--frozen", "--head", head, "--num-epochs", 0.75]
     more += ["--features", "concatenated_last_four"] if head == "bilstm" else []
     run = tune(tmp_path / "run", files, "classification", "--start", pretrained, *more)
@@ -187,6 +188,27 @@ def test_a_frozen_model_stays_and_has_no_moments(tmp_path, pretrained, files, he
     assert {name for name in norms if name.startswith("update_norm/")} == {"update_norm/head"}
     command = arguments(tmp_path / "other", files, "classification", "--start", pretrained, "--features", "embeddings")
     assert_one_line(run_here("finetune", *command), 2, "features must be last without head bilstm, got embeddings")
+
+
+def test_a_crf_tags_words_in_sequences_that_are_allowed(tmp_path, vocabulary, files):
+    """Fails when the transitions are not trained, when an I- tag follows one of another type, or a word has no tag."""
+    more = ("--tokenizer", f"wordpiece:{vocabulary}", *toy_encoder.FLAGS, "--head", "crf", "--num-epochs", 12)
+    sentences = make_files(tmp_path / "files", "tagging")
+    run = tune(tmp_path / "run", sentences, "tagging", *more)
+    assert {"head/transitions", "head/start", "head/end"} <= set(parameters(run))
+    found = lines(run / "predictions.jsonl")
+    assert len({tag for line in found for tag in line["prediction"]}) > 1
+    for line in found:
+        for before, tag in itertools.pairwise(["O", *line["prediction"]]):
+            assert tag[0] != "I" or before[1:] == tag[1:]
+    new = tmp_path / "new.txt"
+    new.write_text("the\nking\nof\n")
+    ended = run_here("predict", "--run", run, "--input", new, "--output", tmp_path / "tagged.jsonl")
+    assert ended.code == 0 and len(lines(tmp_path / "tagged.jsonl")[0]["prediction"]) == 3
+    command = arguments(tmp_path / "other", files, "classification", *more)
+    assert_one_line(run_here("finetune", *command), 2, "head must be linear for a classification task, got crf")
+    command = arguments(tmp_path / "other", sentences, "tagging", *more, "--class-weights", "balanced")
+    assert_one_line(run_here("finetune", *command), 2, "--class-weights must be empty with head crf, got balanced")
 
 
 # eps: a key's bias has no gradient but rounding, which Adam would make as large as any other.

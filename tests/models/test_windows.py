@@ -100,8 +100,12 @@ def test_models_without_a_state_have_no_windows(model, fields, said):
 @pytest.mark.parametrize(
     ("model", "head", "said"),
     [
-        (BertConfig(), "concat_pooling", "head must be linear or bilstm for an encoder, got concat_pooling"),
-        (LSTMConfig(), "bilstm", "head must be linear or concat_pooling for a decoder, got bilstm"),
+        (
+            BertConfig(),
+            "concat_pooling",
+            r"head must be linear, bilstm or crf for an encoder \(bert\), got concat_pooling",
+        ),
+        (LSTMConfig(), "bilstm", r"head must be linear or concat_pooling for a recurrent decoder \(lstm\), got bilstm"),
     ],
 )
 def test_heads_of_other_models_are_refused(model, head, said):

@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import with_axes
+from jaxlm.models.heads import linear
 from jaxlm.models.heads.head import Head, sequence_inputs, take_places
 from jaxlm.models.heads.linear import EncoderHead, PooledHead
 from jaxlm.models.model import Model, Outputs
@@ -103,3 +104,9 @@ class ChosenLayers(nn.Module):
         weights = self.param("weights", with_axes(nn.initializers.zeros_init(), ("mixed",)), (len(layers),))
         gamma = self.param("gamma", with_axes(nn.initializers.ones_init(), ()), ())
         return gamma * jnp.einsum("n,nbld->bld", jax.nn.softmax(weights), layers)
+
+
+def make(task: Any, config: Any, *, pooled: bool) -> LSTMHead:
+    """Return the head of a task in a run. See `make_head`."""
+    inner: Any = linear.make(task, config, pooled=pooled)
+    return LSTMHead(inner, features=config.features, frozen=config.frozen)

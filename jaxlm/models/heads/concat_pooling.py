@@ -75,3 +75,8 @@ class ConcatPoolingHead(Head):
     def example_inputs(self, config: Any) -> tuple[jax.Array, ...]:
         """Return a pooled state, and that it is real."""
         return jnp.zeros((1, 1, 3 * config.width)), jnp.ones((1, 1), jnp.bool_)
+
+
+def make(task: Any, config: Any, *, pooled: bool) -> ConcatPoolingHead:
+    """Return the head of a task in a run. See `make_head`."""
+    return ConcatPoolingHead(task.kind, task.num_outputs, config.head_dropout_rate)

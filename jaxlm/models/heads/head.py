@@ -19,6 +19,11 @@ class Head(nn.Module):
 
     has_statistics: ClassVar[bool] = False
 
+    @property
+    def loss(self) -> str:
+        """The name of its loss in `jaxlm.objectives.task.LOSSES`."""
+        return str(self.kind)
+
     @nn.nowrap
     def model_outputs(
         self, model: Model, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0

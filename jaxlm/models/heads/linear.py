@@ -104,16 +104,12 @@ class TaggingHead(Head):
 EncoderHead = PooledHead | SpanHead | TaggingHead
 
 
-def task_head(
-    kind: str, outputs: int, *, pooled: bool, dropout_rate: float, init_std: float
-) -> SequenceHead | EncoderHead:
-    """Return the head for a task of a kind: on every token for spans and tags, otherwise on one of a sequence.
-
-    pooled: True if it reads the pooled first token (BERT), not the state of the extract token (GPT-1).
-    """
-    if kind == "span":
+def make(task: Any, config: Any, *, pooled: bool) -> SequenceHead | EncoderHead:
+    """Return the head for a task: on every token for spans and tags, else on one of a sequence. See `make_head`."""
+    init_std = config.model.init_std
+    if task.kind == "span":
         return SpanHead(init_std)
-    if kind == "tagging":
-        return TaggingHead(outputs, dropout_rate, init_std)
+    if task.kind == "tagging":
+        return TaggingHead(task.num_outputs, config.head_dropout_rate, init_std)
     of_sequence = PooledHead if pooled else SequenceHead
-    return of_sequence(kind, outputs, dropout_rate, init_std)  # type: ignore[arg-type]
+    return of_sequence(task.kind, task.num_outputs, config.head_dropout_rate, init_std)

@@ -22,7 +22,7 @@ from jaxlm.reading.lines import Errors, Lines, input_name
 from jaxlm.reading.rows import Format, format_of, records, unit_of
 from jaxlm.tasks.examples import Split, TaggedSentence
 from jaxlm.tasks.metrics import LOSS
-from jaxlm.tasks.metrics.tags import METRICS, entities, parse_tag, predict_tags, scheme_of, spell
+from jaxlm.tasks.metrics.tags import METRICS, entities, neighbours, parse_tag, predict_tags, scheme_of, spell
 from jaxlm.tasks.row_reader import LabelRule, RowReader
 from jaxlm.tasks.task import Columns, Form, Kind, Rows, Scheme, Task
 from jaxlm.tasks.token_rows import encode_sentences
@@ -228,6 +228,12 @@ class Tagging(Task):
                             f"its types are {', '.join(sorted(known - {''}))}"
                         )
         return task
+
+    def neighbours(self) -> tuple[tuple[tuple[bool, ...], ...], tuple[bool, ...]]:
+        """Return whether a tag may follow another, [tag][next], and whether a sentence may begin with it."""
+        if self.scheme != "none":
+            return neighbours(self.labels)
+        return ((True,) * len(self.labels),) * len(self.labels), (True,) * len(self.labels)
 
     def selectable(self, examples: Sequence[Any]) -> tuple[str, ...]:
         own = (*self.metrics, LOSS)

@@ -73,6 +73,16 @@ def judged_by(labels: Sequence[str]) -> dict[str, Any]:
     return {"scheme": "none", "metric": "accuracy", "metrics": ("accuracy",)}
 
 
+def neighbours(labels: Sequence[str]) -> tuple[tuple[tuple[bool, ...], ...], tuple[bool, ...]]:
+    """Return whether a BIO tag may follow another, [tag][next], and whether a sentence may begin with it.
+
+    I-TYPE follows B-TYPE and I-TYPE alone.
+    """
+    tags = [parse_tag(label) for label in labels]
+    after = tuple(tuple(mark != "I" or kind == before for mark, kind in tags) for _, before in tags)
+    return after, tuple(mark != "I" for mark, _ in tags)
+
+
 def scheme_of(sentences: Iterable[Sequence[str]]) -> Literal["bio", "iob1"]:
     """Return the scheme by which most entities that do not follow another one are marked at their beginning."""
     beginnings = {"B": 0, "I": 0}
