@@ -63,6 +63,9 @@ class Family:
     """The field of the config with the number of positions; None: a model reads sequences of any length."""
     segment_types: str | None = None
     """The field of the config with the number of embeddings of the segments of a pair; None: no such embeddings."""
+    characters: str | None = None
+    """The field of the config with the number of characters of a token that its models read instead of the ids
+    (`Inputs.characters`); None: they read ids."""
     other_sizes: Mapping[str, str] = field(default_factory=dict)
     """The fields of the config that `show` prints besides layers and width, each with the word after the number."""
     carries: bool = False
@@ -109,6 +112,10 @@ class Family:
     def num_segments(self, config: Any) -> int:
         """Return the number of segments of a pair that a model tells apart."""
         return 1 if self.segment_types is None else getattr(config, self.segment_types)
+
+    def num_characters(self, config: Any) -> int:
+        """Return the number of characters of a token that a model reads; 0: it reads ids."""
+        return 0 if self.characters is None else getattr(config, self.characters)
 
     def max_length(self, config: Any) -> int:
         """Return the most tokens in a sequence of a model; UNLIMITED without a position table."""

@@ -28,6 +28,10 @@ class Inputs(NamedTuple):
     None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
     all 0. Families without segment embeddings ignore them. source: the rows (B, S) that an encoder-decoder's encoder
     reads; None: a model without a source, or a decoding step, whose carry has what it needs of the source.
+    characters: int32 (B, L, C), the characters of each token (`jaxlm/nn/characters.py`), for families that read them;
+    None for all others. backward: the rows that the backward direction of a bidirectional language model reads, in the
+    order in which it reads them, in training those of another stream of reversed sentences; None: it reads the same
+    rows, their real part, from right to left.
 
     Example:
       >>> inputs = jaxlm.Inputs(ids=[[5, 6, 7]], positions=[[0, 1, 2]])
@@ -40,6 +44,8 @@ class Inputs(NamedTuple):
     segments: jax.Array | None = None
     token_type_ids: jax.Array | None = None
     source: "Inputs | None" = None
+    characters: jax.Array | None = None
+    backward: "Inputs | None" = None
 
 
 def source_inputs(ids_BS: Any, segments_BS: Any = None) -> Inputs:
@@ -56,6 +62,10 @@ class Outputs(NamedTuple):
     model keeps of these tokens, None if no carry was given. output: the arrays of this pass that the output layer
     needs, for example the token table that it is tied to. undropped: `states` before the output
     dropout, or None if the model has no output dropout.
+
+    A bidirectional language model has states [forward; backward] of two halves, each of which its output layer scores;
+    with `Inputs.backward`, the backward half belongs to the token at the same place of these rows. The leaves of its
+    `output` have a first axis of two, the directions.
     """
 
     states: jax.Array
@@ -156,6 +166,11 @@ class Model:
         return self.family.sees(self.config) == "left"
 
     @property
+    def num_characters(self) -> int:
+        """The characters of a token that the model reads (`Inputs.characters`); 0: it reads ids."""
+        return self.family.num_characters(self.config)
+
+    @property
     def has_source(self) -> bool:
         """True if a state depends on a source, another sequence (`Inputs.source`)."""
         return self.family.sees(self.config) == "source"
@@ -184,9 +199,10 @@ class Model:
         return self.module.init(key, self.example_inputs())["params"]
 
     def example_inputs(self) -> Inputs:
-        """Return one row of one token, with a source if the model has one."""
+        """Return one row of one token, with a source or characters if the model reads them."""
         ids = jnp.zeros((1, 1), jnp.int32)
-        return Inputs(ids, ids, source=Inputs(ids, ids) if self.has_source else None)
+        characters = jnp.zeros((1, 1, self.num_characters), jnp.int32) if self.num_characters else None
+        return Inputs(ids, ids, source=Inputs(ids, ids) if self.has_source else None, characters=characters)
 
     def __call__(
         self, params: Any, inputs: Inputs, carry: Any = None, *, key: jax.Array | None = None, layers: bool = False
