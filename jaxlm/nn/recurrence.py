@@ -176,13 +176,20 @@ def _summed(x_LBN: jax.Array, dy_LBM: jax.Array, kernel_NM: jax.Array) -> jax.Ar
 lstm.defvjp(_forward, _backward)
 
 
-def boundaries(ids_BL: jax.Array, segments_BL: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return two bool arrays (L, B): real tokens, and beginnings of a segment within a row. segments: see `Inputs`."""
+def boundaries(ids_BL: jax.Array, segments_BL: jax.Array | None, reverse: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Return two bool arrays (L, B): real tokens, and those at which another segment begins than the row began with.
+
+    segments: see `Inputs`. reverse: for a row that is read from the last position to the first, where a segment begins
+    with its last token. Padding before the first real token does not begin a segment.
+    """
     if segments_BL is None:
         return jnp.ones(ids_BL.shape[::-1], bool), jnp.zeros(ids_BL.shape[::-1], bool)
-    real_BL = segments_BL > 0
-    changed_BL = jnp.pad(segments_BL[:, 1:] != segments_BL[:, :-1], ((0, 0), (1, 0)))
-    return real_BL.T, (real_BL & changed_BL).T
+    read_BL = segments_BL[:, ::-1] if reverse else segments_BL
+    real_BL = read_BL > 0
+    changed_BL = jnp.pad(read_BL[:, 1:] != read_BL[:, :-1], ((0, 0), (1, 0)))
+    before_BL = jnp.cumsum(real_BL, axis=1) > real_BL  # a real token was read before
+    found = (real_BL.T, (real_BL & changed_BL & before_BL).T)
+    return (found[0][::-1], found[1][::-1]) if reverse else found
 
 
 def uniform(bound: float) -> Callable[..., jax.Array]:
