@@ -41,16 +41,17 @@ class Family:
     """A model family: its properties for the rest of the program.
 
     config: its dataclass, whose `kind` is the family's name. title: a noun phrase for messages. role: whether its
-    models continue a text, read one that has CLS, SEP and MASK, or write one that depends on another. input_format: the
-    arrangement of task examples. sizes: the published configs by name, the default one first. finetuning_rate: the
-    published learning rate of fine-tuning, for tasks without one of their own; by default GPT-1's (section 4.1).
+    models continue a text, read one that has CLS, SEP and MASK, write one that depends on another, or read one in both
+    directions. input_format: the arrangement of task examples. sizes: the published configs by name, the default one
+    first. finetuning_rate: the published learning rate of fine-tuning, for tasks without one of their own; by default
+    GPT-1's (section 4.1).
     """
 
     config: type
     title: str
     sizes: Mapping[str, Any]
-    role: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
-    input_format: Literal["gpt1", "bert", "t5"] = "gpt1"
+    role: Literal["decoder", "encoder", "encoder_decoder", "bidirectional"] = "decoder"
+    input_format: Literal["gpt1", "bert", "t5", "words"] = "gpt1"
     finetuning_rate: float = 6.25e-5
     sees: Callable[[Any], Sees] = lambda config: "left"
     """config -> the tokens that a state depends on besides its own: those on its left, all of its sequence, or those on

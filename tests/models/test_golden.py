@@ -19,10 +19,13 @@ from jaxlm.data.config import Spans
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
 from jaxlm.models.character_transformer import T12
+from jaxlm.models.elmo import ELMO
+from jaxlm.models.elmo import FAMILY as ELMO_FAMILY
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads.bilstm import LSTMHead
 from jaxlm.models.heads.linear import PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
+from jaxlm.models.model import Model
 from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.objectives.config import LanguageModel, SequenceToSequence
@@ -44,6 +47,8 @@ def measured_initialiser(values: np.ndarray, *declared: float) -> str:
     """What was drawn: zeros, ones, uniform, normal or truncated normal; of the declared deviations that which fits."""
     if not values.any():
         return "zeros"
+    if np.all(values == values.flat[0]) and values.flat[0] < 0:
+        return f"all {values.flat[0]:g}"
     if np.all(values == 1):
         return "ones"
     if np.all((values == 0) | (values == 1)):
@@ -132,6 +137,18 @@ def test_transformer_xl(update_golden):
     small = replace(ENWIK8, num_layers=2)
     drawn = jax.jit(lambda key: nn.unbox(init_params(small)(key)))(jax.random.key(0))
     compare("transformer_xl.txt", table(boxed_shapes(ENWIK8), drawn, 0.02), update_golden)
+
+
+def test_elmo(update_golden):
+    """Fails when an initial value is not TensorFlow's, a gate's bias is not -2, or a kernel is sharded otherwise."""
+
+    def init(config):
+        model = Model(ELMO_FAMILY, config)
+        return lambda key: {"backbone": model.init(key), "head": model.output_layer.init(key)}
+
+    small = replace(ELMO, vocab_size=2000, width=512, units=1024)
+    drawn = jax.jit(lambda key: nn.unbox(init(small)(key)))(jax.random.key(0))
+    compare("elmo.txt", table(jax.eval_shape(init(ELMO), jax.random.key(0)), drawn), update_golden)
 
 
 def test_t5(update_golden):
