@@ -27,7 +27,7 @@ from jaxlm.training.config import PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.step import make_train_step, new_state
 
-DECODERS = [name for name, family in FAMILIES.items() if not family.is_encoder]
+DECODERS = [name for name, family in FAMILIES.items() if family.role in ("decoder", "encoder_decoder")]
 LENGTH, VOCABULARY = 16, 64
 
 
