@@ -69,6 +69,7 @@ OWNERS = {
     "grain": ["jaxlm.data"],
     "pyarrow": ["jaxlm.reading.columns"],
     "symusic": ["jaxlm.reading.midi"],
+    "h5py": ["jaxlm.interop.elmo"],
     "mido": [],
     "markdown_it": ["jaxlm.views.report"],
     "sacrebleu": ["jaxlm.tasks.metrics.generated"],

@@ -161,7 +161,8 @@ class ImportArguments:
     """Create a run directory from a published model."""
 
     source: tyro.conf.Positional[str]
-    """Directory of the model's files, hf:PATH, openai:PATH or google:PATH; or hf:NAME, from the Hugging Face Hub."""
+    """Directory of the model's files, hf:PATH, openai:PATH, google:PATH or elmo:PATH; or hf:NAME, from the Hugging Face
+    Hub."""
     run: str
     """Run directory to create, local or gs://BUCKET/RUN."""
     verify: bool = False
@@ -177,12 +178,12 @@ class ImportArguments:
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Write a run as a model directory of Hugging Face."""
+    """Write a run as a model directory of Hugging Face, or as ELMo's files."""
 
     run: tyro.conf.Positional[str]
     """A run: RUN or RUN@STEP."""
     to: str
-    """hf:PATH, a directory that does not exist yet."""
+    """hf:PATH or elmo:PATH, a directory that does not exist yet. elmo: options.json and weights.hdf5, of an ELMo."""
     weights: Weights = "average"
     """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     verify: bool = False

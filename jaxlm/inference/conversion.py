@@ -1,4 +1,4 @@
-"""Published models as runs, and runs as directories of Hugging Face: the work of `jaxlm.convert`."""
+"""Published models as runs, and runs as directories of other programs: the work of `jaxlm.convert`."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ from jaxlm.hub import check_push, model_directory, push
 from jaxlm.inference.arguments import ExportArguments, ImportArguments
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
 from jaxlm.inference.token_outputs import IdRows, activations
+from jaxlm.interop import elmo
 from jaxlm.interop.cards import About, model_card
 from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.published import Published
@@ -43,6 +44,8 @@ def import_model(arguments: ImportArguments) -> None:
                 f"--unanswerable must be off for {published.architecture}, which answers no questions; leave it out"
             )
         published = replace(published, task=replace(published.task, no_answer=True))
+    if arguments.verify and build(published.model).num_characters:
+        raise InputError(f"--verify must be off for {arguments.source}, which reads no ids; leave it out")
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
         location = arguments.source.partition(":")[2]
@@ -118,7 +121,9 @@ def _verify(
 def export_model(
     run: str | Path, *, to: str | Path, verify: bool = False, changes: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a run as a model directory of Hugging Face, which `from_pretrained` loads. The same as `convert export`.
+    """Write a run as a model directory of Hugging Face, which `from_pretrained` loads, or as `elmo:DIR`.
+
+    The same as `convert export`.
 
     Args:
       run: A run: RUN or RUN@STEP.
@@ -134,16 +139,39 @@ def export_model(
       >>> (directory / "model.safetensors").exists()
       True
     """
-    target = str(to) if str(to).startswith("hf:") else f"hf:{to}"
+    target = str(to) if str(to).startswith(tuple(f"{kind}:" for kind in EXPORTS)) else f"hf:{to}"
     arguments = of_call(ExportArguments, locals(), to=target)
     return export_run(with_fields(arguments, changes) if changes else arguments, lambda line: log.info("%s", line))
 
 
 def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -> Path:
-    """Read the run, choose the class that it is exported as, and write it; return its directory."""
+    """Write a run in the format that `--to` names; return the directory."""
     kind, _, location = arguments.to.partition(":")
-    if kind != "hf" or not location:
-        raise InputError(f"--to must be hf:PATH, a directory for Hugging Face's files, got {arguments.to}")
+    if kind not in EXPORTS or not location:
+        raise InputError(f"--to must be hf:PATH or elmo:PATH, a directory for the files, got {arguments.to}")
+    return EXPORTS[kind](arguments, Path(location).expanduser(), say)
+
+
+def _export_elmo(arguments: ExportArguments, target: Path, say: Callable[[str], None]) -> Path:
+    """Write the backbone of an ELMo as options and weights."""
+    given: dict[str, Any] = {"verify": arguments.verify, "push": arguments.push, "private": arguments.private}
+    given |= {"license": arguments.license, "language": arguments.language, "datasets": arguments.datasets}
+    if wrong := [name for name, value in given.items() if value]:
+        raise InputError(f"--{wrong[0]} must be left out for {arguments.to}, got {given[wrong[0]]}; it is for hf:PATH")
+    run = load_run(arguments.run, weights=arguments.weights)
+    saved = RunDirectory(run.path).config.get("published") or {}
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}
+    kept = {name: leaf for name, leaf in leaves.items() if name.startswith("backbone/")}
+    if not elmo.write_export(target, run.model.config, kept, saved.get("config") or {}):
+        say(f"{target} is complete: it has the files of this export; nothing to do")
+    say(f"{target}: ELMo, {sum(leaf.size for leaf in kept.values()):,} parameters")
+    if dropped := sorted(set(leaves) - set(kept)):
+        say(f"  left out, as its files have none: {', '.join(dropped)}")
+    return target
+
+
+def _export_huggingface(arguments: ExportArguments, target: Path, say: Callable[[str], None]) -> Path:
+    """Read the run, choose the class that it is exported as, and write it; return its directory."""
     if arguments.push is not None:
         check_push(arguments.push)
     elif arguments.private:
@@ -162,7 +190,6 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
     export = planned_export(
         run.model.config, leaves, run.task, architecture=saved.get("architecture"), config=saved.get("config")
     )
-    target = Path(location).expanduser()
     longest = run.trained_length if run.task is None else run.config.length
     written = write_export(
         target,
@@ -192,3 +219,6 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
     if arguments.push is not None:
         say(f"uploaded: {push(target, arguments.push, private=arguments.private)}")
     return target
+
+
+EXPORTS = {"hf": _export_huggingface, "elmo": _export_elmo}

@@ -112,7 +112,7 @@ def model_from_config(values: Mapping[str, Any], name: str, tensors: Collection[
 
     tensors: the names of the checkpoint's, which decide about an output layer.
     """
-    get = _Reader(values, name)
+    get = Reader(values, name)
     model_type = get("model_type", str)
     if model_type not in EXCHANGES:
         raise InputError(f"{name}: model_type must be {either(list(EXCHANGES))}, got {model_type!r}")
@@ -181,8 +181,8 @@ def _check_counterpart(model: Any, model_type: str) -> None:
             raise InputError(f"model.{name} must be {rule}, got {value}; export another run")
 
 
-class _Reader:
-    """Reader of a config.json that checks the presence and the type of each value."""
+class Reader:
+    """Reader of values from a JSON file that checks the presence and the type of each one. name: of the file."""
 
     def __init__(self, values: Mapping[str, Any], name: str):
         self.values, self.name = values, name

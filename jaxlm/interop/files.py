@@ -9,10 +9,12 @@ and a footer that locates the block of blocks. A key is a tensor's name; its val
 block, and each tensor as it is read, is checked against its masked CRC-32C.
 """
 
+import filecmp
 import hashlib
 import json
 import math
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.files import atomic_file, open_regular, parse_json, read_regular
+from jaxlm.files import atomic_file, open_regular, parse_json, read_regular, rename_synced
 
 DEEPEST = 100  # maximum nesting; Python's JSON writer, which stores a config.json with the run, supports some hundreds
 FILE = "model.safetensors"
@@ -185,6 +187,44 @@ def write_tensors(path: Path, tensors: Iterable[Planned], dtype: np.dtype) -> No
             if values.shape != planned.shape:
                 raise ValueError(f"{planned.name} must have the planned shape {planned.shape}, got {values.shape}")
             file.write(np.ascontiguousarray(values.astype(dtype, copy=False)).tobytes())
+
+
+def write_directory(directory: Path, file: str, fill: Callable[[Path], None]) -> bool:
+    """Write a directory, which must be empty or new, by `fill`; it is written completely or not at all.
+
+    A directory that has these files already is left as it is; returns whether it was written. file: the name of one of
+    them, without which a directory that is not empty is refused before anything is written.
+    """
+    exists = directory.exists() and any(directory.iterdir())
+    not_empty = InputError(f"{directory} is not empty; choose another directory, or delete it first")
+    if exists and not (directory / file).is_file():
+        raise not_empty
+    fresh = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        fresh.mkdir(parents=True)
+        fill(fresh)
+        if exists:
+            if not _has_files_of(directory, fresh):
+                raise not_empty
+            return False
+        if directory.exists():
+            directory.rmdir()
+        rename_synced(fresh, directory)
+        return True
+    except OSError as error:
+        raise InputError(
+            f"{directory} is not writable: {error.strerror or error}; make room, or choose another"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _has_files_of(directory: Path, other: Path) -> bool:
+    """Return True if a directory has all files of another one, with the same content."""
+    names = [str(path.relative_to(other)) for path in other.rglob("*") if path.is_file()]
+    _, differing, missing = filecmp.cmpfiles(directory, other, names, shallow=False)
+    return not differing and not missing
 
 
 class Bundle:

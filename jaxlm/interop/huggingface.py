@@ -3,9 +3,7 @@
 A directory is read strictly. An export writes one that `from_pretrained` loads, without missing or extra tensors.
 """
 
-import filecmp
 import math
-import shutil
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.files import rename_synced, write_file, write_json
+from jaxlm.files import write_file, write_json
 from jaxlm.interop.exchange import (
     EXCHANGES,
     HEADS,
@@ -28,7 +26,15 @@ from jaxlm.interop.exchange import (
     model_from_config,
     parts_of,
 )
-from jaxlm.interop.files import FILE, FLOATS, TensorFiles, files_fingerprint, read_object, write_tensors
+from jaxlm.interop.files import (
+    FILE,
+    FLOATS,
+    TensorFiles,
+    files_fingerprint,
+    read_object,
+    write_directory,
+    write_tensors,
+)
 from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes, planned_tensors, read_leaves
 from jaxlm.models import family_of
 from jaxlm.models.bert import BertConfig
@@ -177,9 +183,6 @@ def write_export(
     A directory that has these files already is left as it is; returns whether it was written.
     longest: length of the longest sequence that the model reads. Default: its number of positions.
     """
-    exists = directory.exists() and any(directory.iterdir())
-    if exists and not (directory / FILE).is_file():
-        raise _not_empty(directory)
     values = dict(export.config) | config_from_model(export.model, export.config)
     exchange = exchange_of(export.model, values["model_type"])
     values |= {"architectures": [export.architecture], "dtype": FLOATS[dtype].name}
@@ -196,10 +199,8 @@ def write_export(
     planned = planned_tensors(exchange.rules(export.parts, export.model), export.leaves, export.model)
     if export.architecture.endswith("Model") and "Head" not in export.architecture:
         planned = [replace(tensor, name=tensor.name.partition(".")[2]) for tensor in planned]  # alone: no prefix
-    fresh = directory.with_name(f".{directory.name}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        fresh.mkdir(parents=True)
+
+    def fill(fresh: Path) -> None:
         write_json(fresh / "config.json", values)
         if tokenizer is not None:
             most = min(longest or NO_LIMIT, family_of(export.model).max_length(export.model), NO_LIMIT)
@@ -209,20 +210,8 @@ def write_export(
             tokenizer.save(fresh / OWN)
         write_file(fresh / "README.md", card)
         write_tensors(fresh / FILE, planned, FLOATS[dtype])
-        if exists:
-            if not _has_files_of(directory, fresh):
-                raise _not_empty(directory)
-            return False
-        if directory.exists():
-            directory.rmdir()
-        rename_synced(fresh, directory)
-        return True
-    except OSError as error:
-        raise InputError(
-            f"{directory} is not writable: {error.strerror or error}; make room, or choose another"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+
+    return write_directory(directory, FILE, fill)
 
 
 def _longest(directory: Path) -> tuple[int | None, str]:
@@ -389,14 +378,3 @@ def _folded(leaves: dict[str, np.ndarray], norm: str) -> dict[str, np.ndarray]:
     else:
         moved += shift_D
     return leaves | {leaf: moved.astype(np.float32)}
-
-
-def _not_empty(directory: Path) -> InputError:
-    return InputError(f"{directory} is not empty; choose another directory, or delete it first")
-
-
-def _has_files_of(directory: Path, other: Path) -> bool:
-    """Return True if a directory has all files of another one, with the same content."""
-    names = [str(path.relative_to(other)) for path in other.rglob("*") if path.is_file()]
-    _, differing, missing = filecmp.cmpfiles(directory, other, names, shallow=False)
-    return not differing and not missing

@@ -2,7 +2,8 @@
 
 GPT-1 (openai/finetune-transformer-lm, train.py:404-417): `params_0.npy` … `params_9.npy`, concatenated, hold the arrays
 with the shapes in `params_shapes.json`: positions before tokens, then twelve arrays per layer. GPT-2 (openai/gpt-2):
-`hparams.json` and `model.ckpt`. BERT (google-research/bert): `bert_config.json`, `vocab.txt` and a checkpoint.
+`hparams.json` and `model.ckpt`. BERT (google-research/bert): `bert_config.json`, `vocab.txt` and a checkpoint. ELMo:
+see `jaxlm/interop/elmo.py`.
 """
 
 import math
@@ -16,7 +17,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.files import open_regular
 from jaxlm.hub import NAME, model_directory
-from jaxlm.interop import huggingface
+from jaxlm.interop import elmo, huggingface
 from jaxlm.interop.exchange import EXCHANGES, model_from_config, parts_of
 from jaxlm.interop.files import Bundle, Info, files_fingerprint, read_json, read_object
 from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes, read_leaves
@@ -124,7 +125,7 @@ def read_google(directory: Path, spec: str, case: Case = "auto") -> Published:
     )
 
 
-_READERS = {"hf:": huggingface.read, "openai:": read_openai, "google:": read_google}
+_READERS = {"hf:": huggingface.read, "openai:": read_openai, "google:": read_google, "elmo:": elmo.read}
 KINDS = tuple(_READERS)
 
 
