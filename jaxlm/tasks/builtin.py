@@ -78,11 +78,23 @@ class Catalogue:
     )
 
 
+def first_file(directory: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the first of some files that a directory has. InputError if several files fit a name with `*`."""
+    for name in names:
+        found = sorted(directory.glob(name)) if "*" in name else [directory / name]
+        if len(found) > 1:
+            listed = ", ".join(file.name for file in found)
+            raise InputError(f"{directory} must have one file {name}, got {listed}; give a directory with one of them")
+        if found and found[0].exists():
+            return found[0]
+    return None
+
+
 def find_files(entry: "BuiltIn", directory: Path, task: Task) -> dict[str, Path]:
     """Return the file of each split, by the names in `entry.files`. InputError without one of train or dev."""
     paths = {}
     for part, names in entry.files.items():
-        path = next((directory / file for file in names if (directory / file).exists()), None)
+        path = first_file(directory, names)
         if path is not None:
             paths[part] = path
         elif part == "train" or part.startswith("dev"):
@@ -96,16 +108,18 @@ def find_files(entry: "BuiltIn", directory: Path, task: Task) -> dict[str, Path]
 class BuiltIn:
     """A task and its sources.
 
-    files: for each split the names that its file (or directory) may have; the first that exists is read. Train and dev
-    splits are required. A task without `dev` here holds out `held_out_fraction` of train. read: reads one of the files.
-    spell: returns the task with its labels as the training file spells them, for tasks whose copies differ in that.
-    find: (entry, directory, task) -> the file of each split.
+    files: for each split the names that its file (or directory) may have, where `*` stands for any text; the first that
+    exists is read. Train and dev splits are required. A task without `dev` here holds out `held_out_fraction` of train.
+    read: reads one of the files. read_train: reads the training file; None: as `read`. spell: returns the task with its
+    labels as the training file spells them, for tasks whose copies differ in that. find: (entry, directory, task) ->
+    the file of each split.
     """
 
     task: Task
     files: Mapping[str, tuple[str, ...]]
     catalogue: Catalogue | None = None
     read: Callable[..., Split] = read_table
+    read_train: Callable[..., Split] | None = None
     spell: Callable[[Task, Path], Task] = lambda task, train_file: task
     held_out_fraction: float = 0.1
     find: Callable[["BuiltIn", Path, Task], dict[str, Path]] = find_files

@@ -10,11 +10,11 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Errors
 from jaxlm.reading.rows import TextFormat, format_of
-from jaxlm.tasks.builtin import BuiltIn, is_catalogue, read_catalogue
+from jaxlm.tasks.builtin import BuiltIn, first_file, is_catalogue, read_catalogue
 from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.datasets.choices import CHOICES
 from jaxlm.tasks.datasets.classifications import CLASSIFICATIONS
-from jaxlm.tasks.datasets.spans_and_tags import NER, SQUAD, SQUAD2
+from jaxlm.tasks.datasets.spans_and_tags import SQUAD, SQUAD2, TAGS
 from jaxlm.tasks.datasets.texts import SUMMARIZATION, TRANSLATION
 from jaxlm.tasks.examples import Split, TaskData
 from jaxlm.tasks.kinds import KINDS
@@ -22,7 +22,7 @@ from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
 BUILT_IN: dict[str, BuiltIn] = {
-    entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, NER, TRANSLATION, SUMMARIZATION)
+    entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, *TAGS, TRANSLATION, SUMMARIZATION)
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
@@ -131,10 +131,8 @@ def read_split(name: str, directory: Path, parts: Sequence[str]) -> tuple[str, S
     """
     entry = BUILT_IN[name]
     for part in parts:
-        for file in entry.files.get(part, ()):
-            if (directory / file).exists():
-                task = entry.spell(entry.task, directory / file)
-                return part, entry.read(directory / file, task, labelled=True)
+        if (path := first_file(directory, entry.files.get(part, ()))) is not None:
+            return part, entry.read(path, entry.spell(entry.task, path), labelled=True)
     names = [file for part in parts for file in entry.files.get(part, ())]
     raise InputError(f"{directory} must have {' or '.join(names)}, got none; give the task's directory, or a file")
 
@@ -234,7 +232,8 @@ def _read_built_in(entry: BuiltIn, task_dir: str | None, options: TaskOptions | 
     paths = entry.find(entry, directory, task)
     task = entry.spell(task, paths["train"])
     known = {part: part == "train" or part.startswith("dev") for part in paths}
-    return task, {part: entry.read(path, task, labelled=known[part]) for part, path in paths.items()}
+    read = dict.fromkeys(paths, entry.read) | {"train": entry.read_train or entry.read}
+    return task, {part: read[part](path, task, labelled=known[part]) for part, path in paths.items()}
 
 
 def _empty_fields(examples: Sequence[Any]) -> int:

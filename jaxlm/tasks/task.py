@@ -172,6 +172,8 @@ class Task:
     """The output size of the head; 0: the number of labels."""
     of_tokens: ClassVar[bool] = False
     """True if the labels are of tokens: the head reads every token, and rows have a form of their own."""
+    of_words: ClassVar[bool] = False
+    """True if a prediction is a tag for each word."""
     of_windows: ClassVar[bool] = False
     """True if a long text is read in windows, each of which is a row."""
     has_choices: ClassVar[bool] = False

@@ -108,7 +108,9 @@ def test_columns_that_do_not_fit(tmp_path, content, message):
 
 
 def test_types_of_other_parts_must_be_known(tmp_path):
-    with pytest.raises(InputError, match=r"dev.conll line 1: the type of 'B-LOC' does not occur .* its types are PER"):
+    with pytest.raises(
+        InputError, match=r"dev.conll line 1: the type .* must be one of PER \(the training split\), got"
+    ):
         read_task("ner", write(tmp_path, train__conll="a\tB-PER\n", dev__conll="x\tO\ny\tB-LOC\n"))
 
 

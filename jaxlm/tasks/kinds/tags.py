@@ -1,10 +1,12 @@
-"""Tagged sentences: CoNLL-2003 (Tjong Kim Sang and De Meulder 2003), WNUT-17 (Derczynski et al. 2017), a user's own.
+"""Tagged sentences: CoNLL-2000 (Tjong Kim Sang and Buchholz 2000), CoNLL-2003 (Tjong Kim Sang and De Meulder 2003),
+WNUT-17 (Derczynski et al. 2017), Universal Dependencies, a user's own.
 
 Each line is a token: the token is the first column and its tag the last, separated by a TAB or, in a line without one,
 by blanks. A line of white space ends a sentence, and `-DOCSTART-` starts a document. Tags are IOB1 or BIO, which are
-read alike (`entities.py`); predictions are spelt as in the training file. A user's own rows are JSON lines with
-`tokens` and `tags` (lists of strings), and optionally `document`, equal for consecutive sentences of one text; new rows
-may have `text` instead, which is split at blanks and at punctuation.
+read alike (`metrics/tags.py`); predictions are spelt as in the training file. A file whose name ends in `.conllu` has
+the ten columns of CoNLL-U, whose tag is the part of speech (UPOS). A user's own rows are JSON lines with `tokens` and
+`tags` (lists of strings), and optionally `document`, equal for consecutive sentences of one text; new rows may have
+`text` instead, which is split at blanks and at punctuation.
 """
 
 import dataclasses
@@ -28,6 +30,7 @@ from jaxlm.tasks.task import Columns, Form, Kind, Rows, Scheme, Task
 from jaxlm.tasks.token_rows import encode_sentences
 
 BOUNDARY = "-DOCSTART-"
+CONLLU_COLUMNS = 10
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -74,7 +77,35 @@ def stream_sentences(
         return
     last = task.columns.label[0] if keep else ""
     lines = iter(Lines(path, errors))
+    if Path(path).suffix.lower() == ".conllu":
+        lines = conllu_words(lines, name)
     yield from _from_columns(lines, name, task.scheme, label, [] if dropped is None else dropped, last)
+
+
+def conllu_words(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[int, str]]:
+    """Yield (line number, word and part of speech with a TAB between them) for CoNLL-U, and empty lines as they are.
+
+    Comments are left out, and so are the lines of multiword tokens, whose ids are ranges (`8-9`), and of empty nodes
+    (`8.1`): the words of a multiword token have lines of their own. A part of speech that is `_`, unspecified, is left
+    out (universaldependencies.org/format.html). name: of the file.
+
+    Raises:
+      InputError: a line with another number of columns, or whose id is of none of these forms.
+    """
+    for number, line in lines:
+        if not line.strip():
+            yield number, ""
+            continue
+        if line.startswith("#"):
+            continue
+        fields = line.split("\t")
+        if len(fields) != CONLLU_COLUMNS or not re.fullmatch(r"\d+([-.]\d+)?", fields[0]) or not fields[1]:
+            raise InputError(
+                f"{name} line {number} must have {CONLLU_COLUMNS} columns with a TAB between them, which begin with a "
+                f"number and a word, got {len(fields)}: {line[:40]!r}; correct the line"
+            )
+        if fields[0].isdigit():
+            yield number, fields[1] if fields[3] == "_" else f"{fields[1]}\t{fields[3]}"
 
 
 def _from_columns(
@@ -90,7 +121,7 @@ def _from_columns(
     tags: list[str] = []
     lasts: list[str] = []
     document: int | None = None
-    first, labelled = 0, label == "required"
+    first, columns, labelled = 0, 0, label == "required"
 
     def sentence() -> TaggedSentence:
         row = {"tokens": list(tokens), last: list(lasts)} if last and len(lasts) == len(tokens) else None
@@ -113,6 +144,12 @@ def _from_columns(
             labelled = len(fields) > 1
         if labelled and len(fields) < 2:
             raise InputError(f"{name} line {number}: {fields[0]!r} has no tag; write the token first and its tag last")
+        columns = columns or len(fields)
+        if labelled and len(fields) != columns:
+            raise InputError(
+                f"{name} line {number} must have {columns} columns, as the lines before it, got {len(fields)}: "
+                f"{line[:40]!r}; correct the line"
+            )
         if not tokens:
             first = number
         tokens.append(fields[0])
@@ -196,20 +233,22 @@ class Tagging(Task):
     rows = Rows(read_sentences, stream_sentences, sentences_of_records)
     encode = encode_sentences
     predicted = predict_tags
-    of_tokens = has_weights = True
+    of_tokens = of_words = has_weights = True
 
     def no_targets(self, count: int, length: int) -> np.ndarray:
         """Return -1 for each token, int32 (count, length): no token has a tag."""
         return np.full((count, length), -1, np.int32)
 
     def with_labels(self, splits: Mapping[str, Split]) -> Self:
-        """Return the task with the tags of its training split: O first, then B- and I- of each type in sorted order.
+        """Return the task with its own tags, or else with those of its training split: O first, then B- and I- of each
+        type in sorted order.
 
         Raises:
-          InputError: a type that the training split lacks; a training split without entities.
+          InputError: a type that the task or the training split lacks; a training split without entities.
         """
-        task = self
-        if "train" in splits:
+        task, place = self, f"task {self.name}"
+        if "train" in splits and not self.labels:
+            place = "the training split"
             tags = [example.tags for example in splits["train"].examples]
             types = sorted({parse_tag(tag)[1] for sentence in tags for tag in sentence} - {""})
             if not types:
@@ -224,8 +263,8 @@ class Tagging(Task):
                 for tag in sentence.tags or ():
                     if _type_of(tag, task.scheme) not in known:
                         raise InputError(
-                            f"{sentence.where}: the type of {tag!r} does not occur in the training split; "
-                            f"its types are {', '.join(sorted(known - {''}))}"
+                            f"{sentence.where}: the type of a tag must be one of {', '.join(sorted(known - {''}))} "
+                            f"({place}), got {tag!r}; correct the tag"
                         )
         return task
 

@@ -30,7 +30,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "accuracy",
         ("classification", "choice", "tagging"),
-        "Fraction of examples, or of tokens with a tag, with the correct label.",
+        "Fraction of examples, or of tokens with a tag, with the correct label. Tags of entities are compared as BIO.",
         _SKLEARN.format("accuracy_score"),
     ),
     Metric(
