@@ -14,6 +14,7 @@ from jaxlm.tasks.builtin import BuiltIn, first_file, is_catalogue, read_catalogu
 from jaxlm.tasks.custom import CustomConfig, read_custom
 from jaxlm.tasks.datasets.choices import CHOICES
 from jaxlm.tasks.datasets.classifications import CLASSIFICATIONS
+from jaxlm.tasks.datasets.sentiment import SENTIMENT
 from jaxlm.tasks.datasets.spans_and_tags import SQUAD, SQUAD2, TAGS
 from jaxlm.tasks.datasets.texts import SUMMARIZATION, TRANSLATION
 from jaxlm.tasks.examples import Split, TaskData
@@ -22,7 +23,8 @@ from jaxlm.tasks.task import Task, TaskOptions
 from jaxlm.wording import did_you_mean
 
 BUILT_IN: dict[str, BuiltIn] = {
-    entry.task.name: entry for entry in (*CLASSIFICATIONS, *CHOICES, SQUAD, SQUAD2, *TAGS, TRANSLATION, SUMMARIZATION)
+    entry.task.name: entry
+    for entry in (*CLASSIFICATIONS, *SENTIMENT, *CHOICES, SQUAD, SQUAD2, *TAGS, TRANSLATION, SUMMARIZATION)
 }
 TASKS: dict[str, Task] = {name: entry.task for name, entry in BUILT_IN.items()}
 HELD_OUT_FRACTION = 0.1
