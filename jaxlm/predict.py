@@ -3,7 +3,8 @@
 Rows are streamed and labelled in order, with `index` (0-based), `prediction` and `scores`. The prediction is spelt as
 in the task's files: a label, a list of labels, a score, the text of an answer ("" for none), or a list of tags, which
 come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of tags;
-empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cells are quoted as in CSV.
+empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cells are quoted as in CSV. An output that
+ends in .conll has a line for each word with its tag, and an empty line after each sentence.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.inference.loaded_run import load_model
     from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
     from jaxlm.progress import Progress
-    from jaxlm.tasks.predicted import LineWriter, Summary, check_top_k, format_of_output
+    from jaxlm.tasks.predicted import LineWriter, Summary, check_output, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows
 
     form = format_of_output(arguments.output)
@@ -34,6 +35,7 @@ def predict(arguments: PredictArguments) -> int:
     batch_size = default_batch_size(arguments.batch_size, mesh)
     predictor = Predictor(run, "predict", batch_size=batch_size, embeddings=arguments.embeddings)
     check_top_k(predictor.task, arguments.top_k)
+    check_output(predictor.task, form)
     at_a_time = batch_size if arguments.input == "-" else max(ROWS_AT_A_TIME, batch_size)
     rows = read_rows(
         arguments.input,

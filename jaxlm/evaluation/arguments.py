@@ -130,7 +130,8 @@ class OnTask(OneCheckpoint):
     """.tsv or .csv with a header, .jsonl or .parquet with the task's columns and labels; a folder per class; or a file
     in the task's own format."""
     output: Path | None = None
-    """A file for the predictions and labels of the rows: .csv, .tsv, or JSON lines under any other name."""
+    """A file for the predictions and labels of the rows: .csv, .tsv, for tags also .conll (a word, its tag and the
+    predicted tag per line), or JSON lines under any other name."""
     custom: CustomConfig = field(default_factory=CustomConfig)
     """Columns of the rows of published weights. Default: one column `text` or `sentence`."""
     errors: Errors = "strict"

@@ -25,7 +25,7 @@ from jaxlm.interop.sources import KINDS
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.tasks import Encoded, Predicted, Split, Task, predictions, read_labelled
 from jaxlm.tasks.metrics.classification import report_lines
-from jaxlm.tasks.predicted import LineWriter, format_of_output, with_inputs
+from jaxlm.tasks.predicted import LineWriter, check_output, format_of_output, tokens_of, with_inputs
 from jaxlm.wording import counted
 
 
@@ -204,6 +204,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     run = opened(arguments, custom=arguments.custom)
     predictor = Predictor(run, "evaluate task", batch_size=batch_size_for(arguments.batch_size, run))
     task = predictor.task
+    check_output(task, form)
     split = read_labelled(arguments.input, task, errors=arguments.errors)
     if not split.labelled:
         raise InputError(f"--input must have labels, got {arguments.input}; use python -m jaxlm.predict for new rows")
@@ -214,7 +215,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     predicted, metrics = labelled.predicted(task, encoded, threshold)
     if arguments.output is not None:
         lines = [
-            {"index": index, "prediction": prediction, "label": example.gold, "scores": scores}
+            {"index": index, "prediction": prediction, "label": example.gold, "scores": scores} | tokens_of(example)
             for index, ((prediction, scores), example) in enumerate(zip(predicted.lines, split.examples, strict=True))
         ]
         with output_file(arguments.output) as file:

@@ -113,7 +113,8 @@ class PredictArguments:
     """Format of the input. Default: the format that its suffix names; standard input is JSONL if its first line begins
     with {, else TSV."""
     output: Path | None = None
-    """Output file: .csv, .tsv, or JSON lines under any other name. Default: JSON lines on standard output."""
+    """Output file: .csv, .tsv, for tags also .conll (a word and its tag per line), or JSON lines under any other name.
+    Default: JSON lines on standard output."""
     with_inputs: bool = False
     """Write every column of the input too, and the gold label as `label` where there is one."""
     top_k: Count | None = None

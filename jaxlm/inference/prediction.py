@@ -15,7 +15,7 @@ from jaxlm.inference.split_prediction import HeadPredictor, SplitPredictions, Sp
 from jaxlm.inference.text_prediction import TextPredictor
 from jaxlm.tasks import FORMATS, Encoded, Size, encode_examples
 from jaxlm.tasks.batches import standard_sizes
-from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, with_inputs
+from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, tokens_of, with_inputs
 from jaxlm.text import Tokenizer
 
 MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, up to this many times its size
@@ -130,8 +130,7 @@ class Predictor:
         lines = []
         for number, (example, scores) in enumerate(zip(examples, scores_of(task, predicted, top_k), strict=True)):
             line = {"index": first + number, "prediction": predicted.lines[number][0], "scores": scores}
-            if (tokens := getattr(example, "tokens", None)) is not None:  # a text may have been split into them
-                line["tokens"] = list(tokens)
+            line |= tokens_of(example)
             if found.embeddings:
                 line["embedding"] = nine_digits(found.embeddings[number].tolist())
             lines.append(with_inputs(line, task, example) if inputs else line)

@@ -2,7 +2,7 @@
 
 A line has `prediction` and `scores`, after the fields that identify its row. With inputs it also has every column of
 the row under its own name, or `input_NAME` where the line has another value of that name, and the gold label as
-`label`. Lines are written as JSON lines, CSV or TSV.
+`label`. Lines are written as JSON lines, CSV or TSV, and those of tagged sentences also as columns (`.conll`).
 
 GLUE's server scores one TSV for each test split: a header `index<TAB>prediction`, the index counting from 0 in each
 file, no quoting; words for MNLI, AX, QNLI and RTE, integers for the rest, three decimals between 0 and 5 for STS-B. It
@@ -12,17 +12,18 @@ requires all eleven files in one archive.
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.ranges import Range
-from jaxlm.reading.rows import SPREADSHEETS, TextFormat
+from jaxlm.reading.rows import SPREADSHEETS
 from jaxlm.tasks.encoding import Encoded
 from jaxlm.tasks.task import Task
 from jaxlm.wording import counted, finite
@@ -92,7 +93,8 @@ def submission(task: Task, part: str, predictions: Sequence[Any]) -> dict[str, s
     return {f"glue/{name}.tsv": "index\tprediction\n" + rows}
 
 
-TABLES: dict[str, TextFormat] = {".csv": "csv", ".tsv": "tsv"}
+OutputFormat = Literal["tsv", "csv", "jsonl", "conll"]
+WRITTEN: dict[str, OutputFormat] = {".csv": "csv", ".tsv": "tsv", ".conll": "conll"}
 DIALECTS = {"csv": csv.excel, "tsv": csv.excel_tab}
 
 
@@ -134,6 +136,12 @@ def scores_of(task: Task, predicted: Predicted, top_k: int | None = None) -> lis
     return [dict(sorted(own.items(), key=lambda item: -item[1])[:top_k]) for own in scores]
 
 
+def tokens_of(example: Any) -> dict[str, list[str]]:
+    """Return `{"tokens": …}` of a tagged sentence, whose text may have been split into them; empty for other rows."""
+    tokens = getattr(example, "tokens", None)
+    return {} if tokens is None else {"tokens": list(tokens)}
+
+
 def with_inputs(line: Mapping[str, Any], task: Task, example: Any) -> dict[str, Any]:
     """Return the line of a prediction with the columns of its row and its gold label before `prediction`.
 
@@ -172,27 +180,36 @@ def given_label(task: Task, row: Mapping[str, Any]) -> dict[str, Any]:
     return {"label": task.given_label(value)}
 
 
-def format_of_output(path: Path | None) -> TextFormat:
-    """Return the format of an --output file: CSV or TSV by its suffix, otherwise JSON lines.
+def format_of_output(path: Path | None) -> OutputFormat:
+    """Return the format of an --output file: CSV, TSV or CoNLL's columns by its suffix, otherwise JSON lines.
 
     InputError for formats that cannot be written.
     """
     suffix = "" if path is None else path.suffix.lower()
     if suffix in (*SPREADSHEETS, ".parquet"):
         raise InputError(f"--output must end in .csv, .tsv or .jsonl, got {path}; write one of these and convert it")
-    return TABLES.get(suffix, "jsonl")
+    return WRITTEN.get(suffix, "jsonl")
+
+
+def check_output(task: Task, form: OutputFormat) -> None:
+    """Raise InputError for a format in which the predictions of a task cannot be written."""
+    if form == "conll" and not task.of_words:
+        raise InputError(f"--output must end in .csv, .tsv or .jsonl for a {task.kind} task, got .conll; rename it")
 
 
 class LineWriter:
-    """Writer of lines to a text stream, as JSON lines or as a table with a header.
+    """Writer of lines to a text stream, as JSON lines, as a table with a header, or as columns.
 
     NaN and infinities, which JSON lacks, are the strings "NaN", "Infinity" and "-Infinity".
 
     In a table, numbers, lists and objects are JSON in a cell, and None is an empty cell. Cells with delimiters, quotes
     or line breaks are quoted as in Python's csv module; rows end in a line feed.
+
+    In columns (`conll`) each word has a line: the word, its gold tag where the line has a `label`, and the predicted
+    tag, with TABs between them; an empty line ends a sentence. A word without a tag has the tag `_`.
     """
 
-    def __init__(self, stream: TextIO, form: TextFormat) -> None:
+    def __init__(self, stream: TextIO, form: OutputFormat) -> None:
         self._stream, self._form = stream, form
         self._ascii = (stream.encoding or "utf-8").lower() != "utf-8"  # a standard output in Latin-1, for example
         self._columns: list[str] = []
@@ -206,6 +223,9 @@ class LineWriter:
             self._stream.writelines(
                 json.dumps(finite(line), ensure_ascii=self._ascii, default=str) + "\n" for line in lines
             )
+            return
+        if self._form == "conll":
+            self._stream.writelines(_sentence(line) for line in lines)
             return
         if not self._columns:
             self._columns = list(dict.fromkeys(name for line in lines for name in line))
@@ -254,6 +274,20 @@ class Summary:
             mean = sum(self._values) / len(self._values)
             parts = [f"mean {mean:.4g}", f"from {min(self._values):.4g} to {max(self._values):.4g}"]
         return f"{name}: {counted(self._rows, 'row')}" + (f"; {', '.join(parts)}" if parts else "")
+
+
+def _sentence(line: Mapping[str, Any]) -> str:
+    """Return the lines of a tagged sentence. InputError if its gold tags are not one for each word."""
+    words, gold = line["tokens"], line.get("label")
+    if gold is not None and (not isinstance(gold, list) or len(gold) != len(words)):
+        raise InputError(
+            f"row {line['index']} (counted from 0) must have {counted(len(words), 'tag')}, one for each token, got "
+            f"{gold!r:.80}; correct the row, or leave out --with-inputs"
+        )
+    columns = [words, *([] if gold is None else [gold]), line["prediction"]]
+    rows = zip(*columns, strict=True)
+    # A line break or a TAB inside a word would begin another line or column.
+    return "".join("\t".join(re.sub(r"[\t\r\n]", " ", str(cell)) or "_" for cell in row) + "\n" for row in rows) + "\n"
 
 
 def _cell(value: Any) -> str:

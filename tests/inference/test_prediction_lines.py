@@ -25,7 +25,7 @@ from jaxlm.inference.prediction import Predictor
 from jaxlm.models.heads.bilstm import LSTMHead
 from jaxlm.models.heads.linear import PooledHead
 from jaxlm.objectives.task import outputs_and_vectors, task_outputs
-from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Size, read_rows
+from jaxlm.tasks import Columns, CustomConfig, Example, Predicted, Size, read_labelled, read_rows
 from jaxlm.tasks.kinds.texts import LabelSets
 from jaxlm.tasks.predicted import LineWriter, Summary, format_of_output, given_label, scores_of, with_inputs
 
@@ -350,3 +350,46 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
         assert_one_line(ended, 2, "--output must end in .csv, .tsv or .jsonl", name)
     assert not list(tmp_path.iterdir())
     assert format_of_output(None) == "jsonl"
+
+
+def columns_of(file) -> list[list[list[str]]]:
+    """The columns of each word of each sentence, read as by any program."""
+    text = file.read_text(encoding="utf-8")
+    assert text.endswith("\n\n")
+    return [[word.split("\t") for word in part.split("\n")] for part in text.removesuffix("\n\n").split("\n\n")]
+
+
+def test_tags_are_written_as_columns(runs, plain, tmp_path):
+    """Fails when a word or a sentence is lost, a column is another one, or the file is not read back."""
+    run, files = runs["tagging"]
+    rows, expected = parsed((files / "test.jsonl").read_text()), parsed(plain("tagging"))
+    both = [[row["tokens"], row["tags"], line["prediction"]] for row, line in zip(rows, expected, strict=True)]
+    new, gold, judged = (tmp_path / name for name in ("new.conll", "gold.conll", "judged.conll"))
+    predicted(run, files / "test.jsonl", "--output", new)
+    assert columns_of(new) == [list(map(list, zip(words, tags, strict=True))) for words, _, tags in both]
+    predicted(run, files / "test.jsonl", "--output", gold, "--with-inputs")
+    assert columns_of(gold) == [list(map(list, zip(*three, strict=True))) for three in both]
+    ended = run_here("evaluate", "task", "--run", run, "--input", files / "test.jsonl", "--output", judged)
+    assert ended.code == 0 and judged.read_text() == gold.read_text()
+    task = load_run(run, mesh=make_mesh(MeshConfig())).finetuned_parts("predict")[0]
+    again = read_labelled(new, task).examples
+    assert [[list(one.tokens), list(one.tags)] for one in again] == [[words, tags] for words, _, tags in both]
+
+
+def test_columns_of_odd_words(tmp_path):
+    """Fails when a word breaks its line, or when a word without a tag has no second column."""
+    stream = io.StringIO()
+    line = {"index": 3, "tokens": ["a\tb\n", "20 000", ""], "prediction": ["X", "", "Y"]}
+    LineWriter(stream, "conll").write([line, line | {"label": ["Y", "X", "X"]}])
+    assert stream.getvalue() == "a b \tX\n20 000\t_\n_\tY\n\na b \tY\tX\n20 000\tX\t_\n_\tX\tY\n\n"
+    for label in ("X", ["X"]):
+        with pytest.raises(InputError, match=r"row 3 \(counted from 0\) must have 3 tags, one for each token, got .*X"):
+            LineWriter(stream, "conll").write([line | {"label": label}])
+
+
+def test_columns_are_for_tags(runs, tmp_path):
+    """Fails when a classification is written under a name that promises columns."""
+    run, files = runs["classification"]
+    ended = run_here("predict", "--run", run, "--input", files / "test.jsonl", "--output", tmp_path / "x.conll")
+    assert_one_line(ended, 2, "--output must end in .csv, .tsv or .jsonl for a classification task, got .conll")
+    assert not list(tmp_path.iterdir())
