@@ -94,6 +94,7 @@ class ExampleBatch:
     there).
     weights: float32 (B,), 0 for padding rows.
     index: int32 (B,), the example's row in its split, by which predictions are ordered (-1: padding).
+    characters: int32 (B, C, L, characters), those of each token for models over words; None for all others.
     """
 
     ids: Array
@@ -103,6 +104,7 @@ class ExampleBatch:
     labels: Array
     weights: Array
     index: Array
+    characters: Array = None
 
 
 _WORDS = 16  # random words generated at a time

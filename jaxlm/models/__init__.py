@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 FAMILIES: dict[str, Family] = {
     name: importlib.import_module(f"jaxlm.models.{name}").FAMILY
-    for name in ("gpt", "bert", "lstm", "awd_lstm", "character_transformer", "transformer_xl", "t5", "elmo")
+    for name in (
+        "gpt",
+        "bert",
+        "lstm",
+        "awd_lstm",
+        "character_transformer",
+        "transformer_xl",
+        "t5",
+        "elmo",
+        "bilstm",
+    )
 }
 DEFAULT_MODEL: Any = FAMILIES["gpt"].config
 SIZES: dict[str, Any] = {name: config for family in FAMILIES.values() for name, config in family.sizes.items()}

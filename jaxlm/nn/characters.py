@@ -29,7 +29,8 @@ class CharacterEncoder(nn.Module):
 
     filters: (width, number) of each convolution over vectors of `character_width`; a filter's largest value over a
     token, then the ReLU, is a feature. With the features x, each of `num_highways` highways is
-    x <- g relu(x T + b) + (1 - g) x with g = sigmoid(x C + c), and a linear layer gives `width` numbers.
+    x <- g relu(x T + b) + (1 - g) x with g = sigmoid(x C + c), and a linear layer gives `width` numbers; with width 0
+    the numbers are x.
     """
 
     filters: tuple[tuple[int, int], ...]
@@ -40,7 +41,7 @@ class CharacterEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, ids_BLC: jax.Array) -> jax.Array:
-        """Return (B, L, width) in the compute dtype."""
+        """Return (B, L, width), or (B, L, features), in the compute dtype."""
         table = self.param("table", with_axes(uniform(TABLE_BOUND), _TABLE), (NUM_IDS, self.character_width))
         ids_TC = ids_BLC.reshape(-1, ids_BLC.shape[-1])
         x_TCK = embed(table, ids_TC, _TABLE, self.execution)
@@ -50,8 +51,9 @@ class CharacterEncoder(nn.Module):
             gate_TF = jax.nn.sigmoid(self._linear(f"highway_{number}_carry", x_TF, size, carry, _HIGHWAY))
             new_TF = jax.nn.relu(self._linear(f"highway_{number}_transform", x_TF, size, zeros, _HIGHWAY))
             x_TF = gate_TF * new_TF + (1.0 - gate_TF) * x_TF
-        y_TD = self._linear("projection", x_TF, self.width, zeros, _PROJECTION)
-        return y_TD.reshape(*ids_BLC.shape[:-1], self.width)
+        if self.width:
+            x_TF = self._linear("projection", x_TF, self.width, zeros, _PROJECTION)
+        return x_TF.reshape(*ids_BLC.shape[:-1], -1)
 
     def _features(self, x_TCK: jax.Array, number: int) -> jax.Array:
         """Return the features of one convolution, (T, filters)."""

@@ -10,7 +10,7 @@ those of TensorFlow's LSTMCell.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -207,15 +207,21 @@ class BiLSTM(nn.Module):
     num_layers layers of `width` units per direction. With i, f, g, o the four quarters of x W + h U + b:
     c <- sigmoid(f) c + sigmoid(i) tanh(g), h <- sigmoid(o) tanh(c); the layout of torch.nn.LSTM with its two biases
     added. Kernels are uniform within 1 / sqrt(width), as there; the forget gate's bias starts at 1 (Gers et al., 2000).
+    With a `projection` the hidden states of each direction are projected to this width. dtype: of the products.
     """
 
     width: int
     num_layers: int
+    projection: int = 0
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array, real_BL: jax.Array) -> jax.Array:
-        """Map (B, L, D) to float32 (B, L, 2 width). real_BL: bool, True for tokens; padding keeps the state and gives
-        0, so the backward direction begins at the last real token."""
+        """Map (B, L, D) to float32 (B, L, 2 width), or (B, L, 2 projection).
+
+        real_BL: bool, True for tokens; padding keeps the state and gives 0, so the backward direction begins at the
+        last real token.
+        """
         y_BLD = x_BLD.astype(jnp.float32)
         for layer in range(self.num_layers):
             both = [self._direction(y_BLD, real_BL, f"layer_{layer}_{way}") for way in ("forward", "backward")]
@@ -223,19 +229,25 @@ class BiLSTM(nn.Module):
         return y_BLD
 
     def _direction(self, x_BLD: jax.Array, real_BL: jax.Array, name: str) -> jax.Array:
-        d, u = x_BLD.shape[-1], self.width
+        d, u, p = x_BLD.shape[-1], self.width, self.projection or self.width
         init = uniform(1 / math.sqrt(u))
 
         def forget(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
             return jnp.zeros(shape).at[u : 2 * u].set(1.0)
 
         kernel_in = self.param(f"{name}_in_kernel", with_axes(init, ("width", "gates")), (d, 4 * u))
-        kernel_state = self.param(f"{name}_state_kernel", with_axes(init, ("width", "gates")), (u, 4 * u))
+        kernel_state = self.param(f"{name}_state_kernel", with_axes(init, ("width", "gates")), (p, 4 * u))
         bias = self.param(f"{name}_bias", with_axes(forget, ("gates",)), (4 * u,))
 
-        x_BLG = linear(x_BLD, kernel_in, bias)  # of all positions at once
-        zeros, real_LB = jnp.zeros((x_BLD.shape[0], u), jnp.float32), real_BL.T
-        start, never, backwards = LSTMState(zeros, zeros), jnp.zeros_like(real_LB), name.endswith("backward")
+        kernel_out = None
+        if self.projection:
+            kernel_out = self.param(f"{name}_out_kernel", with_axes(init, ("units", "whole_width")), (u, p))
+            kernel_out = kernel_out.astype(self.dtype)
+        x_BLG = linear(x_BLD.astype(self.dtype), kernel_in.astype(self.dtype), bias)  # of all positions at once
+        rows, real_LB = x_BLD.shape[0], real_BL.T
+        start = LSTMState(jnp.zeros((rows, p), jnp.float32), jnp.zeros((rows, u), jnp.float32))
+        never, backwards = jnp.zeros_like(real_LB), name.endswith("backward")
+        kernel_state = kernel_state.astype(self.dtype)
         x_LBG = jnp.swapaxes(x_BLG, 0, 1)
-        h_LBU, _ = lstm(x_LBG, kernel_state, start, real_LB, never, reverse=backwards)
-        return jnp.swapaxes(h_LBU, 0, 1)
+        h_LBP, _ = lstm(x_LBG, kernel_state, start, real_LB, never, kernel_out, reverse=backwards)
+        return jnp.swapaxes(h_LBP, 0, 1)

@@ -4,7 +4,9 @@ Batches are built, and outputs put in order, independently of the kind. `encode_
 """
 
 import abc
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.tasks.examples import Example, TaskData
 from jaxlm.tasks.input_formats import FORMATS
 from jaxlm.tasks.task import Task
+from jaxlm.text.characters import PADDING, character_ids
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import ExampleBatch
@@ -85,6 +88,24 @@ class Encoded(abc.ABC):
         """Return these rows padded to `size`, and rows of weight 0 up to `batch_size`."""
 
 
+class Spelling(NamedTuple):
+    """The characters of the tokens of a split. numbers: int32 (total,), the word of each. table: int32 (words + 1, C).
+
+    The table has the characters of each different word (`jaxlm/text/characters.py`), and at last padding.
+    """
+
+    numbers: np.ndarray
+    table: np.ndarray
+
+
+def spelling_of(words: Iterable[str]) -> Spelling:
+    """Return the characters of the tokens of a split."""
+    known: dict[str, int] = {}
+    numbers = [known.setdefault(word, len(known)) for word in words]
+    table = character_ids(known)
+    return Spelling(np.array(numbers, np.int32), np.concatenate([table, np.full_like(table[:1], PADDING)]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows(Encoded):
     """Rows with numbers as labels, whose batches are `ExampleBatch`.
@@ -124,7 +145,31 @@ class LabelledRows(Encoded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedSplit(LabelledRows):
+class SpelledRows(LabelledRows):
+    """Rows whose batches have the characters of each token, for models that read them.
+
+    spelling: the characters of the tokens in the order of `spelled`; None for models that read ids alone.
+    """
+
+    spelling: Spelling | None = None
+
+    @abc.abstractmethod
+    def spelled(self, row: int) -> list[tuple[int, int]]:
+        """Return the first token of each sequence of a row, and the one after its last, without special tokens."""
+
+    def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> "ExampleBatch":
+        found = super().batch(rows, size, batch_size)
+        if self.spelling is None:
+            return found
+        numbers = np.full(found.ids.shape, -1, np.int32)  # padding
+        for position, row in enumerate(rows):
+            for number, (low, high) in enumerate(self.spelled(int(row))):
+                numbers[position, number, : high - low] = self.spelling.numbers[low:high]
+        return dataclasses.replace(found, characters=self.spelling.table[numbers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSplit(SpelledRows):
     """The token sequences of n examples, C per example, concatenated.
 
     ids: int32 (total,). starts: int64 (n * C + 1,): sequence c of example i is ids[starts[s] : starts[s + 1]] with
@@ -140,9 +185,12 @@ class EncodedSplit(LabelledRows):
     groups: tuple[str, ...] = ()
 
     def sequences(self, row: int) -> list[np.ndarray]:
+        return [self.ids[low:high] for low, high in self.spelled(row)]
+
+    def spelled(self, row: int) -> list[tuple[int, int]]:
         first = row * self.num_sequences
-        bounds = self.starts[first : first + self.num_sequences + 1]
-        return [self.ids[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+        bounds = self.starts[first : first + self.num_sequences + 1].tolist()
+        return list(itertools.pairwise(bounds))
 
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         extract = np.maximum(lengths - 1, 0) if self.reads_last else np.zeros_like(lengths)
@@ -237,5 +285,16 @@ def encode_texts(
         second=second.reshape(-1),
         reads_last=inputs.reads_last,
         groups=groups if any(groups) else (),
+        spelling=spelling_of(_kept_words(examples, lengths, tokenizer)) if inputs.characters else None,
         part=part,
     )
+
+
+def _kept_words(examples: Sequence[Example], lengths: np.ndarray, tokenizer: "Tokenizer") -> Iterator[str]:
+    """Yield the tokens of examples of one text, of each as many as its row has. lengths: (examples, 1)."""
+    for first in range(0, len(examples), _CHUNK):
+        texts = [example.texts[0] for example in examples[first : first + _CHUNK]]
+        encoded = tokenizer.encode_batch_with_offsets(texts)
+        for text, (_, offsets), length in zip(texts, encoded, lengths[first:, 0].tolist(), strict=False):
+            for low, high in offsets[:length].tolist():
+                yield text[low:high]

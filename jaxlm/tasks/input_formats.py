@@ -41,6 +41,11 @@ BERT's, one sequence of two segments (Devlin et al. 2019, section 3.2 and figure
 Sequences that are too long are truncated as in the original (`run_classifier.py`, `_truncate_seq_pair`): one token at a
 time at the end of the longer segment, of the second if both are equal. Of an article with a question only the article
 is truncated, as long as any of it is left.
+
+That of the networks over words (Peters et al. 2018, for example) has no special tokens, and the characters of each word
+beside its id:
+
+    single      the words of the text, of which the first are kept
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +93,9 @@ class InputFormat:
 
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
     orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
-    the first. every_token: True if there are heads for spans and tags, which read every token. whole_batches: whether
+    the first. every_token: True if there are heads for spans and tags, which read every token. around: takes the ids of
+    the special tokens and the maximum length, and returns those before and after a tagged sentence; None without such
+    heads. characters: True if a model reads the characters of each token beside its id. whole_batches: whether
     an epoch has a whole number of updates. has_source: True if an encoder reads the source apart. arrange_text: takes
     the ids of a source and of a target, None without one, the ids of the special tokens, the maximum length and that of
     a target with its end, and special_tokens. It returns the ids of an example whose target is generated, and whether
@@ -103,6 +110,8 @@ class InputFormat:
     orders: int = 1
     reads_last: bool = False
     every_token: bool = False
+    around: Callable[[Mapping[str, int], int], tuple[Ids, Ids]] | None = None
+    characters: bool = False
     whole_batches: bool = False
     has_source: bool = False
     arrange_text: Callable[..., tuple[TextIds, bool]] | None = None
@@ -317,6 +326,29 @@ def arrange_segments(
     return sequences, seconds, truncated
 
 
+def around_segment(specials: Mapping[str, int], length: int) -> tuple[Ids, Ids]:
+    """Return the ids before and after a sentence: CLS and SEP."""
+    cls, sep = special_ids(specials, length)
+    return (cls,), (sep,)
+
+
+def arrange_words(
+    texts: Sequence[Ids],
+    choices: Sequence[Ids],
+    form: Form,
+    specials: Mapping[str, int],
+    length: int,
+    *,
+    special_tokens: SpecialTokens = "gpt1",
+    keep_second: bool = False,
+) -> Arranged:
+    """Return the words of one text, its length, and whether it was truncated. InputError for another form."""
+    if form != "single":
+        raise InputError(f"the rows of the task must be single texts for a network over words, got the form {form}")
+    (text,) = texts
+    return [list(text[:length])], [min(len(text), length)], len(text) > length
+
+
 def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:
     """Return the number of tokens that two segments of these lengths keep in `room`; see the module docstring."""
     excess = first + second - room
@@ -354,7 +386,9 @@ def _check_length(length: int) -> None:
 
 # By the names that families give; those first that need more special tokens.
 FORMATS = {
-    "bert": InputFormat(arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, every_token=True),
+    "bert": InputFormat(
+        arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, every_token=True, around=around_segment
+    ),
     "gpt1": InputFormat(
         arrange=arrange,
         read=read,
@@ -366,4 +400,7 @@ FORMATS = {
         text_roles=TEXT_ROLES,
     ),
     "t5": InputFormat(arrange=no_arrangement, read=read, has_source=True, arrange_text=arrange_sides),
+    "words": InputFormat(
+        arrange=arrange_words, read=read, every_token=True, around=lambda specials, length: ((), ()), characters=True
+    ),
 }

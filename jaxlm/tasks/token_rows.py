@@ -6,22 +6,23 @@ window is a training row: one without the whole answer has its start and end at 
 lines 409 to 420). A position in several windows is scored in the one where it has the most context on its shorter side
 (the original's maximum context).
 
-CLS sentence SEP (section 5.3): a word is tagged at its first token; its other tokens, CLS, SEP and the words around the
-sentence have no label and no loss. Where documents are marked a sentence is read together with as many whole neighbours
-of its document as fit, with about as many tokens before it as after it. Every word gets a prediction: O where it has no
-token (a variation selector alone) or is beyond the limit; no tag, "", where tags are token classes and there is no O.
+CLS sentence SEP (section 5.3), or the sentence alone for a network over words: a word is tagged at its first token; its
+other tokens, CLS, SEP and the words around the sentence have no label and no loss. Where documents are marked a
+sentence is read together with as many whole neighbours of its document as fit, with about as many tokens before it as
+after it. Every word gets a prediction: O where it has no token (a variation selector alone) or is beyond the limit; no
+tag, "", where tags are token classes and there is no O.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxlm.errors import InputError
-from jaxlm.tasks.encoding import LabelledRows
+from jaxlm.tasks.encoding import LabelledRows, SpelledRows, spelling_of
 from jaxlm.tasks.examples import SpanExample, TaggedSentence
-from jaxlm.tasks.input_formats import special_ids
+from jaxlm.tasks.input_formats import FORMATS, special_ids
 from jaxlm.tasks.metrics.tags import entities, spell
 from jaxlm.tasks.task import Task
 
@@ -178,14 +179,14 @@ def _answer_tokens(example: SpanExample, offsets: np.ndarray) -> tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedSplit(LabelledRows):
+class TaggedSplit(SpelledRows):
     """n sentences and their context; a sentence is a row.
 
     ids: int32 (tokens,), those of all sentences, concatenated. words: int32 (tokens,), the word of its sentence that
     begins with the token, else -1. labels: int32 (tokens,), the tag of that word, 0 in unlabelled sentences, -1 where
     there is no word.
     own: int64 (n, 2), a sentence's tokens without those beyond the limit; read: int64 (n, 2), the tokens of its row.
-    truncated: number of truncated sentences.
+    truncated: number of truncated sentences. before, after: the special tokens around a row's sentences.
     """
 
     examples: tuple[TaggedSentence, ...]
@@ -193,18 +194,22 @@ class TaggedSplit(LabelledRows):
     words: np.ndarray
     own: np.ndarray
     read: np.ndarray
-    cls: int
-    sep: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
     def sequences(self, row: int) -> list[np.ndarray]:
         low, high = self.read[row]
-        return [np.concatenate([[self.cls], self.ids[low:high], [self.sep]])]
+        return [np.concatenate([self.before, self.ids[low:high], self.after]).astype(np.int32)]
+
+    def spelled(self, row: int) -> list[tuple[int, int]]:
+        low, high = self.read[row].tolist()
+        return [(low, high)]
 
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         labels = np.full((len(lengths), length), -1, np.int32)
         for position, row in enumerate(rows):
             low, high = self.own[row]
-            begin = 1 + low - self.read[row, 0]
+            begin = len(self.before) + low - self.read[row, 0]
             labels[position, begin : begin + high - low] = self.labels[low:high]
         return {"extract": np.zeros_like(lengths), "second": lengths, "labels": labels}
 
@@ -213,8 +218,10 @@ def encode_sentences(
     task: Task, examples: tuple[TaggedSentence, ...], tokenizer: "Tokenizer", length: int, input_format: str, part: str
 ) -> TaggedSplit:
     """Return rows of at most `length` tokens for these sentences; `task.options.context` selects their context."""
-    cls, sep = special_ids(tokenizer.specials, length)
-    encoded = tokenizer.encode_batch_with_offsets([" ".join(example.tokens) for example in examples])
+    inputs = FORMATS[input_format]
+    before, after = inputs.around(tokenizer.specials, length)
+    texts = [" ".join(example.tokens) for example in examples]
+    encoded = tokenizer.encode_batch_with_offsets(texts)
     labelled = bool(examples) and all(example.labelled for example in examples)
     numbers = {label: number for number, label in enumerate(task.labels)}
     ids, words, labels = [], [], []
@@ -228,7 +235,7 @@ def encode_sentences(
         words.append(starting)
         labels.append(tags[starting])
     ends = np.cumsum([0, *(len(tokens) for tokens in ids)])
-    room = length - 2
+    room = length - len(before) - len(after)
     own = np.stack([ends[:-1], np.minimum(ends[1:], ends[:-1] + room)], axis=1).astype(np.int64)
     read = own.copy()
     if task.options.context == "document":
@@ -245,13 +252,21 @@ def encode_sentences(
         read=read,
         labelled=labelled,
         truncated=int((np.diff(ends) > room).sum()),
-        longest=(read[:, 1] - read[:, 0] + 2).astype(np.int32),
+        longest=(read[:, 1] - read[:, 0] + length - room).astype(np.int32),
         length=length,
         pad=tokenizer.specials.get("pad", 0),
-        cls=cls,
-        sep=sep,
+        before=tuple(before),
+        after=tuple(after),
+        spelling=spelling_of(_tokens(texts, encoded)) if inputs.characters else None,
         part=part,
     )
+
+
+def _tokens(texts: Sequence[str], encoded: Sequence[tuple[list[int], np.ndarray]]) -> Iterator[str]:
+    """Yield the text of each token. encoded: ids and offsets of each text."""
+    for text, (_, offsets) in zip(texts, encoded, strict=True):
+        for low, high in offsets.tolist():
+            yield text[low:high]
 
 
 def _spelt_as(task: Task, tags: Sequence[str], known: Container[str]) -> Sequence[str]:

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
+NUM_CHARACTERS = 50  # of a token, its marks and padding included
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 SENTENCE_MARKS = {"<S>": BEGIN_SENTENCE, "</S>": END_SENTENCE}
 
 
-def character_ids(words: Iterable[str], size: int = 50) -> np.ndarray:
+def character_ids(words: Iterable[str], size: int = NUM_CHARACTERS) -> np.ndarray:
     """Return the ids of the characters of words, int32 (number of words, `size`).
 
     A word of more than size - 2 bytes is truncated to them, within a character if need be, and still has its end.

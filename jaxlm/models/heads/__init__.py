@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxlm.errors import InputError
+from jaxlm.models import family_of
 from jaxlm.wording import either
 
 if TYPE_CHECKING:
@@ -17,30 +18,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """What a config and a task must be to have a head.
+    """Requirements of a head on a config and a task.
 
-    roles: the roles of the families that it reads; empty: all. kinds: the kinds of tasks; empty: all that have a head.
+    kinds: the role of a family that it reads -> the kinds of tasks that it has there; empty: all that have a head.
     fields: the fields of a config that only this head has, with the values that they have without it. without: the
     fields of a config that it does not have, with their values.
     """
 
-    roles: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
+    kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     without: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+_OF_TAGS = ("tagging",)
+_OF_TEXTS = ("classification", "multilabel", "regression", "choice")
 HEADS = {
-    "linear": HeadForm(),
-    "bilstm": HeadForm(roles=("encoder",), fields={"features": "last"}),
-    "concat_pooling": HeadForm(roles=("decoder",)),
-    "crf": HeadForm(roles=("encoder",), kinds=("tagging",), without={"label_smoothing": 0.0, "class_weights": ()}),
+    "linear": HeadForm({"encoder": (), "decoder": (), "encoder_decoder": (), "bidirectional": _OF_TAGS}),
+    "bilstm": HeadForm({"encoder": ()}, fields={"features": "last"}),
+    "concat_pooling": HeadForm({"decoder": (), "bidirectional": _OF_TEXTS}),
+    "crf": HeadForm(
+        {"encoder": _OF_TAGS, "bidirectional": _OF_TAGS}, without={"label_smoothing": 0.0, "class_weights": ()}
+    ),
 }
 
 
 def heads_for(role: str) -> list[str]:
     """Return the names of the heads on families of a role."""
-    return [name for name, form in HEADS.items() if not form.roles or role in form.roles]
+    return [name for name, form in HEADS.items() if role in form.kinds]
 
 
 def make_head(task: Any, config: Any, *, pooled: bool) -> "Head":
@@ -49,8 +53,12 @@ def make_head(task: Any, config: Any, *, pooled: bool) -> "Head":
     pooled: True if a model is read at the pooled first token of a sequence (BERT), not at its last token (GPT-1).
     Raises InputError for a kind of task without such a head.
     """
-    kinds = HEADS[config.head].kinds
-    if kinds and task.kind not in kinds:
-        raise InputError(f"head must be linear for a {task.kind} task, got {config.head}; it is for {either(kinds)}")
+    family = family_of(config.model)
+    fitting = [name for name in heads_for(family.role) if not (of := HEADS[name].kinds[family.role]) or task.kind in of]
+    if config.head not in fitting:
+        raise InputError(
+            f"head must be {either(fitting)} for a {task.kind} task of {family.title}, got {config.head}; give "
+            f"--head {fitting[0]}"
+        )
     found: Head = importlib.import_module(f"jaxlm.models.heads.{config.head}").make(task, config, pooled=pooled)
     return found

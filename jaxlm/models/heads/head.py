@@ -57,17 +57,19 @@ class Head(nn.Module):
 def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
     """Return the sequences of E x C choices as rows.
 
-    Token types are 0 before `batch.second` and 1 from there. Padding is at the end of a sequence: the other states of a
-    causal model do not depend on it, and other models get segments.
+    Token types are 0 before `batch.second` and 1 from there. Padding is at the end of a sequence: the states of a
+    decoder do not depend on it, and other models get segments.
     """
     length = batch.ids.shape[-1]
     index_L, ids = jnp.arange(length), batch.ids.reshape(-1, length)
     positions = jnp.broadcast_to(index_L, ids.shape)
-    if not model.family.is_encoder:
+    if model.family.role == "decoder":
         return Inputs(ids, positions)
     lengths, second = batch.lengths.reshape(-1, 1), batch.second.reshape(-1, 1)
     real = index_L < lengths
-    return Inputs(ids, positions, real.astype(jnp.int32), (real & (index_L >= second)).astype(jnp.int32))
+    types = (real & (index_L >= second)).astype(jnp.int32)
+    characters = None if batch.characters is None else batch.characters.reshape(*ids.shape, -1)
+    return Inputs(ids, positions, real.astype(jnp.int32), types, characters=characters)
 
 
 def by_sequence(outputs: Outputs, batch: ExampleBatch) -> jax.Array:

@@ -144,7 +144,7 @@ def predict_tags(
     predicted: list[list[str]] = []
     for row, example in enumerate(encoded.examples):
         low, high = encoded.own[row]
-        begin = 1 + low - encoded.read[row, 0]
+        begin = len(encoded.before) + low - encoded.read[row, 0]
         words = encoded.words[low:high]
         scores = np.asarray(outputs[row], np.float64)[begin : begin + high - low][words >= 0]
         distributions = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
