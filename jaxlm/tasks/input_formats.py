@@ -93,14 +93,13 @@ class InputFormat:
 
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
     orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
-    the first. every_token: True if there are heads for spans and tags, which read every token. around: takes the ids of
-    the special tokens and the maximum length, and returns those before and after a tagged sentence; None without such
-    heads. characters: True if a model reads the characters of each token beside its id. whole_batches: whether
-    an epoch has a whole number of updates. has_source: True if an encoder reads the source apart. arrange_text: takes
-    the ids of a source and of a target, None without one, the ids of the special tokens, the maximum length and that of
-    a target with its end, and special_tokens. It returns the ids of an example whose target is generated, and whether
-    any side was truncated; None for models that do not generate. text_roles: the special tokens that fine-tuning on
-    such a task adds.
+    the first. around: takes the ids of the special tokens and the maximum length, and returns those before and after a
+    tagged sentence; None if there are no heads for spans and tags, which read every token. characters: True if a model
+    reads the characters of each token beside its id. whole_batches: whether an epoch has a whole number of updates.
+    has_source: True if an encoder reads the source apart. arrange_text: takes the ids of a source and of a target, None
+    without one, the ids of the special tokens, the maximum length and that of a target with its end, and
+    special_tokens. It returns the ids of an example whose target is generated, and whether any side was truncated; None
+    for models that do not generate. text_roles: the special tokens that fine-tuning on such a task adds.
     """
 
     read: Callable[[Example, Task], tuple[Texts, Texts]]
@@ -109,13 +108,17 @@ class InputFormat:
     needs: tuple[str, ...] = ()
     orders: int = 1
     reads_last: bool = False
-    every_token: bool = False
     around: Callable[[Mapping[str, int], int], tuple[Ids, Ids]] | None = None
     characters: bool = False
     whole_batches: bool = False
     has_source: bool = False
     arrange_text: Callable[..., tuple[TextIds, bool]] | None = None
     text_roles: tuple[str, ...] = ()
+
+    @property
+    def every_token(self) -> bool:
+        """True if there are heads for spans and tags, which read every token."""
+        return self.around is not None
 
     def with_special_tokens(self, tokenizer: "Tokenizer", task: Task) -> "Tokenizer":
         """Return the tokenizer with the special tokens that can be added: those of GPT-1."""
@@ -386,9 +389,7 @@ def _check_length(length: int) -> None:
 
 # By the names that families give; those first that need more special tokens.
 FORMATS = {
-    "bert": InputFormat(
-        arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, every_token=True, around=around_segment
-    ),
+    "bert": InputFormat(arrange=arrange_segments, read=read_segments, needs=ENCODER_ROLES, around=around_segment),
     "gpt1": InputFormat(
         arrange=arrange,
         read=read,
@@ -400,7 +401,5 @@ FORMATS = {
         text_roles=TEXT_ROLES,
     ),
     "t5": InputFormat(arrange=no_arrangement, read=read, has_source=True, arrange_text=arrange_sides),
-    "words": InputFormat(
-        arrange=arrange_words, read=read, every_token=True, around=lambda specials, length: ((), ()), characters=True
-    ),
+    "words": InputFormat(arrange=arrange_words, read=read, around=lambda specials, length: ((), ()), characters=True),
 }

@@ -219,6 +219,7 @@ def encode_sentences(
 ) -> TaggedSplit:
     """Return rows of at most `length` tokens for these sentences; `task.options.context` selects their context."""
     inputs = FORMATS[input_format]
+    assert inputs.around is not None, "checked by encode_examples"
     before, after = inputs.around(tokenizer.specials, length)
     texts = [" ".join(example.tokens) for example in examples]
     encoded = tokenizer.encode_batch_with_offsets(texts)

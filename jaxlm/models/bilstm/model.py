@@ -74,6 +74,7 @@ class WordVectors(nn.Module):
             parts.append(dropout(vectors, config.embedding_dropout_rate, fold(key, 0)))
         if config.character_width:
             encoder = CharacterEncoder(config.filters, config.character_width, 0, 0, self.execution, name="characters")
+            assert inputs.characters is not None, "the input format of the family has characters"
             features = encoder(inputs.characters)
             parts.append(dropout(features, config.embedding_dropout_rate, fold(key, 1)))
         return jnp.concatenate(parts, axis=-1)
