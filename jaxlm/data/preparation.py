@@ -249,7 +249,8 @@ def _make(
     tokenizer = _tokenizer(config, sources, units, partial, messages)
     workers = config.workers or cpu_cores()
     sentences = resolved(config.sentences, tokenizer)
-    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language)
+    keeps = tokenizer.unknown_word is not None
+    job = Job(partial / "tokenizer", partial / "shards", sources, config.errors, sentences, config.language, keeps)
     job.shards.mkdir(exist_ok=True)
     for left_over in job.shards.glob(".*"):  # files of processes that were killed
         left_over.unlink()
@@ -298,8 +299,8 @@ def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[fl
         number = units[shard.number].source
         if len(writer.state["sections"]) <= number:
             writer.begin_section(job.sources[number].spec, weights[number] if weights else None)
-        ids, lengths, sentences = read_shard(job, shard, writer.dtype)
-        writer.append(ids, lengths, shard.bytes, shard.words, sentences, shard.characters)
+        ids, lengths, sentences, unknown = read_shard(job, shard, writer.dtype)
+        writer.append(ids, lengths, shard.bytes, shard.words, sentences, shard.characters, unknown)
         writer.commit()
         remove_shard(job, shard)
 
@@ -389,11 +390,13 @@ def _estimate(
                 break
     tokenizer.encode_batch(texts[:1])  # the first call loads the library
     began = time.monotonic()
-    count = sum(map(len, tokenizer.encode_batch(texts)))
+    encoded = tokenizer.encode_batch(texts)
     seconds = time.monotonic() - began
+    count = sum(map(len, encoded))
     sample = sum(len(text.encode()) for text in texts) or 1
     tokens = left * count / sample
-    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4) + left * 8 * sentences / sample
+    unknown = sum(ids.count(tokenizer.unknown_word) for ids in encoded) if tokenizer.unknown_word is not None else 0
+    disk = tokens * (2 if tokenizer.size <= 1 << 16 else 4) + left * (8 * sentences + 12 * unknown) / sample
     free = shutil.disk_usage(output.absolute().parent).free
     takes = _duration(left / sample * seconds / min(workers, len(units)))
     messages.say(

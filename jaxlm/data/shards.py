@@ -1,8 +1,10 @@
 """Shards: the tokens of one unit of input each, a pure function of the unit and the tokenizer.
 
-Files: `N.tokens` (ids), `N.lengths` (int64, ids per document), `N.sentences` (int64, ids per sentence, if kept) and,
-written last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards; the parent
-process joins them into a store.
+Files: `N.tokens` (ids), `N.lengths` (int64, ids per document), `N.sentences` (int64, ids per sentence, if kept), of
+the words without an id, if their spelling is kept, `N.places` (int64, positions among the ids), `N.words` (int32,
+number of each one's word), `N.spellings` (UTF-8 of these words) and `N.sizes` (int64, bytes of each); and, written
+last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards; the parent process
+joins them into a store.
 """
 
 import json
@@ -24,6 +26,7 @@ import numpy as np
 
 from jaxlm.data.sentences import Boundaries, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Fragments, Source, Unit, read_unit
+from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
 from jaxlm.files import atomic_file, parse_json, write_file
@@ -38,12 +41,15 @@ BLOCK = 500
 BATCH = 1 << 18
 RESUME = "rerun the same command to resume"  # the end of messages
 
+_OF_SPELLINGS = ("places", "words", "spellings", "sizes")
+
 
 @dataclass(frozen=True)
 class Shard:
     """Counts of a shard. bytes, words, characters: of its text. sentences: None if they are not kept.
 
-    characters: None in a shard of an earlier version.
+    characters: None in a shard of an earlier version. unknown, spellings, spelling_bytes: the words without an id, how
+    many different ones they are, and the bytes of these; None if their spelling is not kept.
     """
 
     number: int
@@ -53,13 +59,17 @@ class Shard:
     words: int
     sentences: int | None = None
     characters: int | None = None
+    unknown: int | None = None
+    spellings: int | None = None
+    spelling_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Job:
     """Settings shared by all workers. tokenizer, shards: directories. errors: handling of invalid UTF-8.
 
-    sentences: method of finding boundaries (not auto), for text in `language`.
+    sentences: method of finding boundaries (not auto), for text in `language`. spellings: True if the spelling of words
+    without an id is kept.
     """
 
     tokenizer: Path
@@ -68,11 +78,13 @@ class Job:
     errors: Errors
     sentences: Sentences = "none"
     language: str = "en"
+    spellings: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
         """Return the names of the arrays of a shard."""
-        return ("tokens", "lengths") if self.sentences == "none" else ("tokens", "lengths", "sentences")
+        sentences = () if self.sentences == "none" else ("sentences",)
+        return ("tokens", "lengths", *sentences, *(_OF_SPELLINGS if self.spellings else ()))
 
     def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
         """Return the text of a unit in the blocks that are encoded."""
@@ -93,7 +105,8 @@ class Encoded:
     """Ids of some documents or parts of documents.
 
     ids: (tokens,). lengths, sentences: int64, number of ids of each document and each sentence that ends here, those in
-    earlier parts included. bytes, words, characters: of the text.
+    earlier parts included. bytes, words, characters: of the text. places, unknown: positions among the ids, int64, and
+    spelling of the words without an id; empty if the tokenizer's ids are no words.
     """
 
     ids: np.ndarray
@@ -102,13 +115,27 @@ class Encoded:
     bytes: int
     words: int
     characters: int
+    places: np.ndarray
+    unknown: list[str]
+
+
+class ShardArrays(NamedTuple):
+    """Arrays of a shard, memory-mapped: ids (tokens,), lengths of documents and sentences, and words without an id.
+
+    sentences, unknown: None if they are not kept.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    sentences: np.ndarray | None
+    unknown: Unknown | None
 
 
 def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard:
     """Encode a unit and write its shard; an existing shard is returned unchanged."""
     if (shard := find_shard(job, number)) is not None:
         return shard
-    dtype, counts = token_dtype(tokenizer.size), Counter[str]()
+    dtype, counts, numbers = token_dtype(tokenizer.size), Counter[str](), dict[str, int]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(atomic_file(job.shards / f"{number}.{name}", "wb")) for name in job.files}
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
@@ -116,11 +143,19 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
             files["lengths"].write(part.lengths.data)
             if "sentences" in files:
                 files["sentences"].write(part.sentences.data)
+            if job.spellings:
+                files["places"].write((counts["tokens"] + part.places).data)
+                files["words"].write(numbered(part.unknown, numbers).data)
             counts.update(tokens=len(part.ids), documents=len(part.lengths), sentences=len(part.sentences))
-            counts.update(bytes=part.bytes, words=part.words, characters=part.characters)
-    kept = counts["sentences"] if "sentences" in job.files else None
-    tokens, documents, text_bytes, words = (counts[name] for name in ("tokens", "documents", "bytes", "words"))
-    shard = Shard(number, tokens, documents, text_bytes, words, kept, counts["characters"])
+            counts.update(bytes=part.bytes, words=part.words, characters=part.characters, unknown=len(part.unknown))
+        if job.spellings:
+            sizes = sizes_in_bytes(numbers)
+            files["spellings"].write("".join(numbers).encode())
+            files["sizes"].write(sizes.data)
+            counts.update(spellings=len(sizes), spelling_bytes=int(sizes.sum()))
+    names = ["tokens", "documents", "bytes", "words", "characters"] + ["sentences"] * ("sentences" in job.files)
+    names += ["unknown", "spellings", "spelling_bytes"] * job.spellings
+    shard = Shard(number, **{name: counts[name] for name in names})
     write_file(job.shards / f"{number}.json", json.dumps(vars(shard)).encode())
     return shard
 
@@ -128,26 +163,37 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
 def find_shard(job: Job, number: int) -> Shard | None:
     """Return the shard with this number if it is complete, else None."""
     try:
-        return Shard(**parse_json((job.shards / f"{number}.json").read_bytes()))
+        shard = Shard(**parse_json((job.shards / f"{number}.json").read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
+    return None if job.spellings and shard.unknown is None else shard  # an earlier version kept no spelling
 
 
-def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return ids (tokens,), document lengths and sentence lengths (or None) of a shard, memory-mapped."""
-    counts = {"tokens": shard.tokens, "lengths": shard.documents, "sentences": shard.sentences or 0}
-    arrays: list[np.ndarray] = []
+def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> ShardArrays:
+    """Return the arrays of a shard. RunError for a file of another size."""
+    int64, unknown = np.dtype("<i8"), shard.unknown or 0
+    kinds = {"tokens": (dtype, shard.tokens), "lengths": (int64, shard.documents)}
+    kinds |= {"sentences": (int64, shard.sentences or 0), "places": (int64, unknown)}
+    kinds |= {"words": (np.dtype("<i4"), unknown), "sizes": (int64, shard.spellings or 0)}
+    kinds |= {"spellings": (np.dtype("u1"), shard.spelling_bytes or 0)}
+    arrays: dict[str, np.ndarray] = {}
     for name in job.files:
-        path, count = job.shards / f"{shard.number}.{name}", counts[name]
-        kind = dtype if name == "tokens" else np.dtype("<i8")
+        path, (kind, count) = job.shards / f"{shard.number}.{name}", kinds[name]
         size = path.stat().st_size if path.exists() else -1
         if size != count * kind.itemsize:
             raise RunError(
                 f"{path} must have {count * kind.itemsize} bytes, got {size}; delete {job.shards.parent} and prepare "
                 "again"
             )
-        arrays.append(np.memmap(path, kind, "r") if count else np.zeros(0, kind))
-    return arrays[0], arrays[1], arrays[2] if len(arrays) == 3 else None
+        arrays[name] = np.memmap(path, kind, "r") if count else np.zeros(0, kind)
+    of_words = None
+    if job.spellings:
+        starts = np.cumsum(arrays["sizes"]) - arrays["sizes"]
+        try:
+            of_words = Unknown(arrays["places"], arrays["words"], split(arrays["spellings"].tobytes(), starts))
+        except ValueError as error:
+            raise RunError(f"{path} is damaged ({error}); delete {job.shards.parent} and prepare again") from error
+    return ShardArrays(arrays["tokens"], arrays["lengths"], arrays.get("sentences"), of_words)
 
 
 def remove_shard(job: Job, shard: Shard) -> None:
@@ -169,7 +215,7 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
 
     def encoded() -> Encoded:
         nonlocal characters, open_length, open_sentence, within_word
-        ids = tokenizer.encode_batch([block.text for block in waiting])
+        ids, unknown = _encode([block.text for block in waiting], tokenizer)
         lengths, sentences = [], []
         text_bytes = words = text_characters = 0
         for own, block in zip(ids, waiting, strict=True):
@@ -192,9 +238,12 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
             within_word = not block.last and not text[-1:].isspace() and (bool(text) or within_word)
         count = sum(map(len, ids))
         flat = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer.size), count)
+        places = np.flatnonzero(flat == tokenizer.unknown_word) if unknown else np.zeros(0, "<i8")
+        assert len(places) == len(unknown), "the end of a document must not be an unknown word"
         waiting.clear()
         characters = 0
-        return Encoded(flat, np.array(lengths, "<i8"), np.array(sentences, "<i8"), text_bytes, words, text_characters)
+        arrays = flat, np.array(lengths, "<i8"), np.array(sentences, "<i8")
+        return Encoded(*arrays, text_bytes, words, text_characters, places, unknown)
 
     for block in blocks:
         waiting.append(block)
@@ -203,6 +252,17 @@ def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[
             yield encoded()
     if waiting:
         yield encoded()
+
+
+def _encode(texts: list[str], tokenizer: Tokenizer) -> tuple[list[list[int]], list[str]]:
+    """Return the ids of each text, and the words of all texts that have no id, if ids are words."""
+    if tokenizer.unknown_word is None:
+        return tokenizer.encode_batch(texts), []
+    encoded, unknown = tokenizer.encode_batch_with_offsets(texts), []
+    for text, (ids, offsets) in zip(texts, encoded, strict=True):
+        missing = offsets[np.array(ids) == tokenizer.unknown_word].tolist()
+        unknown += [text[first:end] for first, end in missing]
+    return [ids for ids, _ in encoded], unknown
 
 
 def blocks(fragments: Fragments, tokenizer: Tokenizer, boundaries: Boundaries | None = None) -> Iterator[Block]:

@@ -8,6 +8,11 @@ A directory:
     sentence_starts.bin    int64, sentences + 1 offsets into tokens.bin, if sentences are kept; each document begins
                            a sentence, and its end-of-document id belongs to its last sentence
     token_counts.bin       int64, number of occurrences of each id in tokens.bin
+    unknown_places.bin     int64, positions in tokens.bin of the words without an id, ascending; this file and the next
+                           three if the vocabulary is one of words
+    unknown_words.bin      int32, the number of the word at each of these positions
+    spellings.bin          uint8, the UTF-8 of these words, in the order of their first appearance
+    spelling_starts.bin    int64, words + 1 offsets into spellings.bin
     checksums.bin          checksums of the chunks of the arrays (jaxlm/data/arrays.py); absent in older stores
     tokenizer/             files that `load_tokenizer` reads
 Integers are little-endian. `arrays` in the description lists every array; readers ignore unknown ones.
@@ -23,7 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxlm.data.arrays import MOST_AT_ONCE, CheckedArray, check_old, check_values, check_whole, read_checksums
+from jaxlm.data.arrays import (
+    MOST_AT_ONCE,
+    CheckedArray,
+    DamagedStore,
+    check_old,
+    check_values,
+    check_whole,
+    read_checksums,
+)
+from jaxlm.data.arrays import REMEDY as RESTORE
+from jaxlm.data.spellings import split
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -98,6 +113,8 @@ class Store:
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
     characters: Unicode code points of the text, or None in a store of an earlier version.
     sentence_starts: (sentences + 1,) int64. sentences: their number. Both are None if sentences are not kept.
+    num_types: number of ids and words without an id, which have the ids from vocab_size on in `word_ids`; None if their
+    spelling is not kept.
     end: the end-of-document id, or None.
     fingerprint: SHA-256 of the description with the checksums of the arrays; recorded by runs.
     """
@@ -115,6 +132,8 @@ class Store:
         self.bytes: int = description["bytes"]
         self.words: int = description["words"]
         self.characters: int | None = description.get("characters")
+        unknown = description.get("unknown")
+        self.num_types: int | None = None if unknown is None else self.vocab_size + unknown["words"]
         self._verified: set[str] = set()  # names of arrays checked as a whole
         names = [field.name for field in fields(Section)]
         self.sections = tuple(Section(**{name: s[name] for name in names}) for s in description["sections"])
@@ -134,6 +153,50 @@ class Store:
     @cached_property
     def token_counts(self) -> CheckedArray:
         return self._array("token_counts")
+
+    @cached_property
+    def unknown_places(self) -> np.ndarray:
+        """(words without an id,) int64, their positions in `tokens`, checked as a whole; for `num_types` not None."""
+        places = np.asarray(self._array("unknown_places"))
+        if (np.diff(places, prepend=-1) <= 0).any():
+            raise DamagedStore(f"{self.path / 'unknown_places.bin'} must be ascending; {RESTORE}")
+        return places
+
+    @cached_property
+    def unknown_words(self) -> CheckedArray:
+        return self._array("unknown_words")
+
+    def word_ids(self, first: int, end: int) -> np.ndarray:
+        """Return tokens first … end - 1, int32; a word without an id has vocab_size + its number in the store.
+
+        All words without an id are `<unk>` in a store whose `num_types` is None.
+        """
+        ids = np.array(self.tokens[first:end], np.int32)
+        if self.num_types is not None:
+            begin, stop = np.searchsorted(self.unknown_places, (first, end)).tolist()
+            ids[self.unknown_places[begin:stop] - first] = self.unknown_words[begin:stop] + self.vocab_size
+        return ids
+
+    def spellings(self, first: int, end: int) -> list[str]:
+        """Return the text of the words first … end - 1, of those that `word_ids` returns: an id's is its piece."""
+        found = self._pieces[first:end]
+        first, end = (max(0, place - self.vocab_size) for place in (first, end))
+        if first < end:
+            starts = np.asarray(self._array("spelling_starts")[first : end + 1])
+            content = np.asarray(self._array("spellings")[starts[0] : starts[-1]]).tobytes()
+            try:
+                found = found + split(content, starts[:-1] - starts[0])
+            except ValueError as error:
+                raise DamagedStore(f"{self.path / 'spellings.bin'} must be UTF-8: {error}; {RESTORE}") from error
+        return found
+
+    def spelling(self, word: int) -> str:
+        """Return the text of one word, as `spellings` does."""
+        return self.spellings(word, word + 1)[0]
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        return self.tokenizer().pieces(range(self.vocab_size))
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer that made the store; raise InputError if its directory was damaged or replaced."""
@@ -171,7 +234,11 @@ class Store:
             else:
                 checksums = self._checksums[name]
         # The checksums are no secret: a text made to do harm has right ones.
-        most = self.vocab_size - 1 if name == "tokens" else self.num_tokens
+        limits = {"tokens": self.vocab_size - 1, "spellings": 255}
+        if self.num_types is not None:
+            words, size = self.num_types - self.vocab_size, self.description["unknown"]["bytes"]
+            limits |= {"unknown_words": words - 1, "unknown_places": self.num_tokens - 1, "spelling_starts": size}
+        most = limits.get(name, self.num_tokens)
         found = CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums, most)
         if checksums is None and array["bytes"] <= MOST_AT_ONCE:
             check_values(path, np.asarray(found), most)
@@ -224,11 +291,17 @@ def open_store(path: str | Path) -> Store:
     return store
 
 
+_DTYPES = {"tokens": ("<u2", "<u4"), "unknown_words": ("<i4",), "spellings": ("|u1",)}
+
+
 def _check_arrays(store: Store) -> None:
     """Raise InputError for arrays outside of the store's directory, ValueError for those of another type or size."""
     sizes = {"tokens": store.num_tokens, "document_starts": store.documents + 1, "token_counts": store.vocab_size}
     if store.sentences is not None:
         sizes["sentence_starts"] = store.sentences + 1
+    if (unknown := store.description.get("unknown")) is not None:
+        sizes |= {"unknown_places": unknown["tokens"], "unknown_words": unknown["tokens"]}
+        sizes |= {"spellings": unknown["bytes"], "spelling_starts": unknown["words"] + 1}
     arrays = store.description["arrays"]
     for name, array in arrays.items():
         file = array["file"]
@@ -238,7 +311,7 @@ def _check_arrays(store: Store) -> None:
                 f"{store.path / DESCRIPTION} must name files of its directory, got {file!r}, which is none or a link "
                 f"out of it; {REMEDY}"
             )
-        expected = ("<u2", "<u4") if name == "tokens" else ("<i8",)
+        expected = _DTYPES.get(name, ("<i8",))
         (length,) = array["shape"]
         if name in sizes and (array["dtype"] not in expected or length != sizes[name]):
             raise ValueError(

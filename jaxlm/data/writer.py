@@ -15,6 +15,7 @@ import numpy as np
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
 from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.sources import list_units, parse_source, read_unit
+from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split, unknown_of
 from jaxlm.data.store import (
     DESCRIPTION,
     FORMAT,
@@ -32,13 +33,15 @@ from jaxlm.text import Tokenizer
 
 # Items copied at a time from a memory-mapped shard.
 _CHUNK = 1 << 21
+_INT64 = np.dtype("<i8")
 
 
 class StoreWriter:
     """Writer that builds a store in a directory part by part, then renames it to its output when complete.
 
     Each `commit` saves the state to disk. A new writer on the same directory continues from the last commit and
-    truncates anything written after it. sentences: True if sentence boundaries are kept.
+    truncates anything written after it. sentences: True if sentence boundaries are kept. The spelling of words without
+    an id is kept if the tokenizer's ids are words; the different ones of the whole text are in memory.
     """
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, sentences: bool = False):
@@ -59,12 +62,18 @@ class StoreWriter:
                     f"{self._state_file} or a file it names cannot be read ({error}); delete {directory} and "
                     "prepare again"
                 ) from error
-        self._tokens = _open_at(self._store / "tokens.bin", self.state["tokens"] * self.dtype.itemsize)
-        self._starts = _open_at(self._store / "document_starts.bin", self.state["documents"] * 8)
-        self._sentences: IO[bytes] | None = None
         if sentences:
             self.state.setdefault("sentences", 0)
-            self._sentences = _open_at(self._store / "sentence_starts.bin", self.state["sentences"] * 8)
+        if tokenizer.unknown_word is not None:
+            if self.parts and "unknown" not in self.state:
+                raise InputError(
+                    f"{directory} was begun by another version of jaxlm, without spellings; delete it and prepare again"
+                )
+            self.state.setdefault("unknown", {"tokens": 0, "words": 0, "bytes": 0})
+        self._files = {
+            name: _open_at(self._store / f"{name}.bin", items * dtype.itemsize) for name, dtype, items in self._arrays()
+        }
+        self._numbers: dict[str, int] = self._read_numbers() if "unknown" in self.state else {}
 
     @property
     def parts(self) -> int:
@@ -84,27 +93,30 @@ class StoreWriter:
         words: int,
         sentences: np.ndarray | None = None,
         characters: int | None = None,
+        unknown: Unknown | None = None,
     ) -> None:
         """Append whole documents: concatenated ids, number of ids per document, and number of ids per sentence.
 
-        All three may be memory-mapped. sentences: required if the store keeps them, otherwise None. characters:
-        of the text; None if they were not counted, as the parts of an earlier version, and then not those of the store.
+        All arrays may be memory-mapped. sentences, unknown: required if the store keeps them, otherwise None.
+        characters: of the text; None if they were not counted, as the parts of an earlier version, and then not those
+        of the store.
         """
         for begin in range(0, len(tokens), _CHUNK):
             chunk = np.ascontiguousarray(tokens[begin : begin + _CHUNK], self.dtype)
-            self._tokens.write(chunk.data)
+            self._files["tokens"].write(chunk.data)
             self._counts += np.bincount(chunk, minlength=len(self._counts))
         first = self.state["tokens"]
         end = first + len(tokens)
-        assert _write_starts(self._starts, first, lengths) == end, "lengths must sum to the number of tokens"
-        assert (self._sentences is None) == (sentences is None), (
-            "sentences must be given if and only if the store keeps them"
-        )
-        if self._sentences is not None and sentences is not None:
-            assert _write_starts(self._sentences, first, sentences) == end, (
-                "sentence lengths must sum to the number of tokens"
-            )
+        starts = self._files["document_starts"]
+        assert _write_starts(starts, first, lengths) == end, "lengths must sum to the number of tokens"
+        for name, given in (("sentences", sentences), ("unknown", unknown)):
+            assert (name in self.state) == (given is not None), f"{name} must be given if and only if they are kept"
+        if sentences is not None:
+            starts = self._files["sentence_starts"]
+            assert _write_starts(starts, first, sentences) == end, "sentence lengths must sum to the number of tokens"
             self.state["sentences"] += len(sentences)
+        if unknown is not None:
+            self._append_unknown(unknown, first)
         self.state["tokens"] = end
         self.state["documents"] += len(lengths)
         if characters is None:
@@ -120,7 +132,7 @@ class StoreWriter:
     def commit(self) -> None:
         """Commit all appends since the last commit as one more part."""
         self.state["parts"] += 1
-        for file in self._files:
+        for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
         # The counts of each part have their own file name, so that renaming the state file switches both.
@@ -132,22 +144,18 @@ class StoreWriter:
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
         """Write the remaining files and the description, then rename the store to `output`, which must not exist."""
         state = self.state
-        for file in self._files[1:]:
-            file.write(np.array([state["tokens"]], "<i8").data)
-        for file in self._files:
+        ends = {"document_starts": state["tokens"], "sentence_starts": state["tokens"]}
+        ends |= {"spelling_starts": state.get("unknown", {}).get("bytes")}
+        for name in ends.keys() & self._files.keys():
+            self._files[name].write(np.array([ends[name]], _INT64).data)
+        for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
             file.close()
         store = self._store
         self.tokenizer.save(store / TOKENIZER)
         write_file(store / "token_counts.bin", self._counts.astype("<i8").tobytes())
-        shapes = {
-            "tokens": (self.dtype, state["tokens"]),
-            "document_starts": (np.dtype("<i8"), state["documents"] + 1),
-            "token_counts": (np.dtype("<i8"), len(self._counts)),
-        }
-        if self._sentences is not None:
-            shapes["sentence_starts"] = (np.dtype("<i8"), state["sentences"] + 1)
+        tokens, starts, *others = ((name, dtype, items + (name in ends)) for name, dtype, items in self._arrays())
         description: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -172,22 +180,49 @@ class StoreWriter:
                     "bytes": length * dtype.itemsize,
                     "sha256": file_sha256(store / f"{name}.bin"),
                 }
-                for name, (dtype, length) in shapes.items()
+                for name, dtype, length in (tokens, starts, ("token_counts", _INT64, len(self._counts)), *others)
             },
         }
-        if self._sentences is not None:
-            description["sentences"] = state["sentences"]
-        if "characters" in state:
-            description["characters"] = state["characters"]
+        description |= {name: state[name] for name in ("sentences", "unknown", "characters") if name in state}
         description["fingerprint"] = description_fingerprint(description)
         write_file(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
         write_file(store / CHECKSUMS, chunk_checksums(store, description))
         publish(self.directory, store, output)
 
-    @property
-    def _files(self) -> list[IO[bytes]]:
-        """Return the files that grow: tokens first, then the offsets into them."""
-        return [self._tokens, self._starts] + ([] if self._sentences is None else [self._sentences])
+    def _arrays(self) -> list[tuple[str, np.dtype, int]]:
+        """Return name and type of each array that grows, and the items that it has."""
+        state = self.state
+        found = [("tokens", self.dtype, state["tokens"]), ("document_starts", _INT64, state["documents"])]
+        if "sentences" in state:
+            found.append(("sentence_starts", _INT64, state["sentences"]))
+        if (unknown := state.get("unknown")) is not None:
+            found.append(("unknown_places", _INT64, unknown["tokens"]))
+            found.append(("unknown_words", np.dtype("<i4"), unknown["tokens"]))
+            found.append(("spellings", np.dtype("u1"), unknown["bytes"]))
+            found.append(("spelling_starts", _INT64, unknown["words"]))
+        return found
+
+    def _append_unknown(self, unknown: Unknown, first: int) -> None:
+        """Append the words without an id of tokens from `first` on, which get their numbers in the store."""
+        counts = self.state["unknown"]
+        new = [word for word in unknown.spellings if word not in self._numbers]
+        numbers = numbered(unknown.spellings, self._numbers)
+        for begin in range(0, len(unknown.places), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            self._files["unknown_places"].write((first + unknown.places[part]).astype(_INT64, copy=False).data)
+            self._files["unknown_words"].write(numbers[unknown.words[part]].data)
+        counts["bytes"] = _write_starts(self._files["spelling_starts"], counts["bytes"], sizes_in_bytes(new))
+        self._files["spellings"].write("".join(new).encode())
+        counts["tokens"] += len(unknown.places)
+        counts["words"] += len(new)
+
+    def _read_numbers(self) -> dict[str, int]:
+        """Return the number of each word that is kept so far."""
+        path, starts = self._store / "spellings.bin", np.fromfile(self._store / "spelling_starts.bin", _INT64)
+        try:
+            return {word: number for number, word in enumerate(split(path.read_bytes(), starts))}
+        except ValueError as error:
+            raise InputError(f"{path} is damaged ({error}); delete {self.directory} and prepare again") from error
 
     def _counts_file(self, parts: int | None = None) -> Path:
         return self.directory / f"counts-{self.state['parts'] if parts is None else parts}.bin"
@@ -232,6 +267,7 @@ def store_of_text(file: Path, tokenizer: Tokenizer, errors: Literal["strict", "r
         writer.begin_section(source.spec, None)
         for unit in units:
             for part in encode_documents(blocks(read_unit(source, unit, errors), tokenizer), tokenizer):
-                writer.append(part.ids, part.lengths, part.bytes, part.words, None, part.characters)
+                sizes = part.bytes, part.words, None, part.characters
+                writer.append(part.ids, part.lengths, *sizes, unknown_of(part.places, part.unknown, tokenizer))
         writer.finish(Path(directory) / "store", arguments={}, inputs=[])
         yield open_store(Path(directory) / "store")

@@ -29,7 +29,8 @@ class LibraryTokenizer(Tokenizer):
 
     The library's padding and truncation are switched off, and text that contains the spelling of a special token is
     plain text. kind, files, specials, can_split, continuing, word_start, lossy_note: as in `Tokenizer`.
-    bert_words: True if words end where BERT's rules end them, at punctuation too.
+    bert_words: True if words end where BERT's rules end them, at punctuation too. whole_words: True if ids are the
+    words of a text.
     """
 
     bytes_per_character = 120
@@ -43,6 +44,7 @@ class LibraryTokenizer(Tokenizer):
         *,
         can_split: bool,
         bert_words: bool = False,
+        whole_words: bool = False,
         continuing: str = "",
         word_start: str = "",
         lossy_note: str = "",
@@ -53,6 +55,7 @@ class LibraryTokenizer(Tokenizer):
         library.encode_special_tokens = True
         self.kind, self.can_split, self.lossy_note = kind, can_split, lossy_note
         self.continuing, self.word_start = continuing, word_start
+        self.unknown_word = specials.get("unknown") if whole_words else None
         self._library, self._bert_words = library, bert_words
         added = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
         self._special_ids = set(added)
@@ -182,7 +185,7 @@ def _word_rules(scheme: dict[str, Any], vocabulary: Iterable[str]) -> dict[str, 
     if is_lookup:
         words = splits["behavior"] == "Removed"
         note = "no spacing, unknown words as one id" if words else "unknown characters as one id"
-        return rules | {"lossy_note": note}
+        return rules | {"lossy_note": note, "whole_words": words}
     if kinds[2] == "WordPiece":
         return rules | {"continuing": scheme["model"]["continuing_subword_prefix"]}
     # The marks for a blank in SentencePiece's and GPT-2's vocabularies.

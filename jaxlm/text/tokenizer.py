@@ -50,6 +50,8 @@ class Tokenizer(ABC):
     files: name -> content of everything the scheme needs; they are saved and covered by the fingerprint.
     notes: sentences about its origin, for the first user of the tokenizer; not saved.
     music: the vocabulary of musical events whose words its texts have; None: they are any text.
+    unknown_word: the id of every word without an id of its own, if ids are the words of a text: stores keep the
+    spelling of these words. None: ids are no words, or every text has its ids.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class Tokenizer(ABC):
     word_start = ""  # prefix of tokens that begin a word, for schemes that mark them
     notes: tuple[str, ...] = ()
     music: Vocabulary | None = None
+    unknown_word: int | None = None
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
         self.files = dict(files)
@@ -267,7 +270,7 @@ class BackwardTokenizer(Tokenizer):
         self.lossy_note, self.continuing, self.word_start = forward.lossy_note, forward.continuing, forward.word_start
         self.bytes_per_character, self.notes = forward.bytes_per_character, forward.notes
         self.sentinels, self._added_sentinels = forward.sentinels, forward._added_sentinels
-        self.music = forward.music
+        self.music, self.unknown_word = forward.music, forward.unknown_word
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the last token first."""

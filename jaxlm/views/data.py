@@ -67,6 +67,9 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
     )
     if store.sentences is not None:
         yield f"  {store.sentences:,} sentences, {ratio(store.num_tokens, store.sentences)} tokens per sentence"
+    if store.num_types is not None:
+        words, tokens = store.num_types - store.vocab_size, store.description["unknown"]["tokens"]
+        yield f"  {words:,} words without an id, whose spelling is kept, in {tokens:,} tokens"
     yield f"  fingerprint {store.fingerprint[:16]}"
     for section in store.sections:
         weight = "" if section.weight is None else f", weight {section.weight:g}"

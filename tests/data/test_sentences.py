@@ -250,7 +250,7 @@ def test_a_preparation_goes_on_where_it_stopped(corpus, monkeypatch):
 
     def commit_and_die(writer):
         commit(writer)
-        for file in writer._files:  # what a later part had written
+        for file in writer._files.values():  # what a later part had written
             file.write(b"torn")
             file.flush()
         raise Killed

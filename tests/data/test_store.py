@@ -153,8 +153,8 @@ def test_a_writer_goes_on_after_its_last_commit(tokenizer, tmp_path, store):
             writer.commit()
             done += 1
             append(writer, "lost")  # a process dies here
-        writer._tokens.flush()
-        writer._starts.flush()
+        for file in writer._files.values():
+            file.flush()
     writer.finish(tmp_path / "again", arguments={}, inputs=[])
     assert open_store(tmp_path / "again").fingerprint == store.fingerprint
     assert not directory.exists()
