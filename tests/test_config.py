@@ -252,12 +252,16 @@ def test_flags_of_another_layout_are_refused(write, argv, said):
         parse(write(GOOD), "--run", "r", *argv)
 
 
-@pytest.mark.parametrize("layout", ["windows", "packed", "pairs", "streams", "spans"])
+@pytest.mark.parametrize("layout", ["windows", "packed", "pairs", "streams", "spans", "sentence_streams"])
 def test_help_lists_the_flags_of_the_layout(write, capsys, layout):
     with pytest.raises(SystemExit) as caught:
         parse(write(GOOD), "--data.layout", layout, "--help")
     text = capsys.readouterr().out
-    assert caught.value.code == 0 and "{windows,packed,pairs,streams,spans}" in text and "--data.weights" in text
+    assert (
+        caught.value.code == 0
+        and "{windows,packed,pairs,streams,spans,sentence_streams}" in text
+        and "--data.weights" in text
+    )
     assert ("--data.pairs-per-row" in text) == ("--data.short-length" in text) == (layout == "pairs")
 
 

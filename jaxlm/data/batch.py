@@ -21,11 +21,14 @@ class Batch:
     segments number the documents of a row from 1; 0 is padding. positions restart with each segment.
     weights: float32 (B, L), 1 if the target counts, otherwise 0 (padding, the boundary between two segments).
     begins: bool (B,), True if the row begins with an empty carry: the first of its stream, and rows sampled with
-    `reset_probability`. None unless the layout is streams.
+    `reset_probability`. None unless rows continue those of the previous batch.
     mask_seeds: uint32 (B, 2), seeds of the masks of each row. None if the objective masks nothing.
     source, source_segments: int32 (B, S), what an encoder-decoder's encoder reads, and its segments, which are numbered
     like those of the row; None without an encoder, and without segments if each source is full.
     index: int32 (B,), the example's row in its split, -1 for padding. None but for the rows of a task.
+    characters: int32 (B, L, C), those of each of `ids` (`jaxlm/text/characters.py`); of a word without an id, those of
+    its own spelling. None unless they are asked for. backward: a Batch of the rows that the backward direction of a
+    bidirectional language model reads, in the order in which it reads them; None unless the layout has two directions.
     """
 
     ids: Array
@@ -38,6 +41,8 @@ class Batch:
     source: Array = None
     source_segments: Array = None
     index: Array = None
+    characters: Array = None
+    backward: Any = None
 
 
 def empty_batch(rows: int, length: int) -> Batch:

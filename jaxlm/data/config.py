@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from jaxlm.data.layouts.packed import Packed
 from jaxlm.data.layouts.pairs import SentencePairs
+from jaxlm.data.layouts.sentence_streams import SentenceStreams
 from jaxlm.data.layouts.spans import Spans
 from jaxlm.data.layouts.streams import LONGER, Streams
 from jaxlm.data.layouts.windows import Windows
@@ -21,6 +22,7 @@ __all__ = [
     "DataConfig",
     "Packed",
     "SentencePairs",
+    "SentenceStreams",
     "Spans",
     "Streams",
     "Windows",
@@ -28,7 +30,7 @@ __all__ = [
     "check_order",
 ]
 
-DataConfig = Windows | Packed | SentencePairs | Streams | Spans
+DataConfig = Windows | Packed | SentencePairs | Streams | Spans | SentenceStreams
 
 # Dataclass of each layout.
 MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typing.get_args(DataConfig)}

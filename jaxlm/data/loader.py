@@ -20,6 +20,7 @@ from jaxlm.data.batch import Batch, PairBatch, mask_seeds
 from jaxlm.data.config import DataConfig
 from jaxlm.data.layouts.layout import Layout, Reading
 from jaxlm.data.rows import TrainingRows
+from jaxlm.data.sentence_streams import SentenceStreamRows
 from jaxlm.data.store import PairOrigin, RowOrigin
 from jaxlm.data.streams import StreamRows
 
@@ -67,7 +68,7 @@ class PhasedRows:
     def __init__(
         self,
         all_phases: Sequence[Phase],
-        rows: Sequence[TrainingRows | StreamRows],
+        rows: Sequence[TrainingRows | StreamRows | SentenceStreamRows],
         batch_size: int,
         mask_seed: int | None = None,
     ):
@@ -117,7 +118,7 @@ def phased_rows(data: DataConfig, reading: Reading, num_steps: int) -> PhasedRow
 
 _THREADS = 2
 
-Rows = TrainingRows | StreamRows | PhasedRows
+Rows = TrainingRows | StreamRows | SentenceStreamRows | PhasedRows
 
 
 class _Batches(grain.MapDataset):

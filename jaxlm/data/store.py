@@ -47,16 +47,21 @@ from jaxlm.wording import similar_directory
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Origin of a span of a row: `tokens` tokens from offset `token` of document `document` of a store."""
+    """Origin of a span of a row: `tokens` tokens from offset `token` of document `document` of a store.
+
+    backward: True if the row has them from the last one to the first.
+    """
 
     store: str
     source: str
     document: int
     token: int
     tokens: int
+    backward: bool = False
 
     def __str__(self) -> str:
-        return f"{self.store} ({self.source}) document {self.document} token {self.token}"
+        backward = ", backward" if self.backward else ""
+        return f"{self.store} ({self.source}) document {self.document} token {self.token}{backward}"
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,10 @@ def load_tokenizer(directory: Path, read: Callable[[Path], bytes] = read_within)
         if sentinels["count"]:
             tokenizer = tokenizer.with_sentinels(sentinels["count"])
         tokenizer = tokenizer.with_specials(added)
+        if marks := tuple(saved.get("marks", ())):
+            if not set(marks) <= set(added):
+                raise ValueError("marks must be special tokens that were added")
+            tokenizer.marks = marks
     except (KeyError, ValueError, TypeError) as error:
         raise damaged from error
     found = (tokenizer.fingerprint, tokenizer.size, dict(tokenizer.specials))

@@ -47,6 +47,7 @@ class Tokenizer(ABC):
     size: the number of ids including special tokens: the rows of an embedding table.
     specials: role -> id, of those in ROLES that the vocabulary has. Two roles may share an id (GPT-1's id 0).
     sentinels: the ids that stand for the first, second, … span that is left out of a text (T5), in this order.
+    marks: the roles whose tokens rows of text have and no text has, so that they are none of its store's.
     files: name -> content of everything the scheme needs; they are saved and covered by the fingerprint.
     notes: sentences about its origin, for the first user of the tokenizer; not saved.
     music: the vocabulary of musical events whose words its texts have; None: they are any text.
@@ -63,6 +64,7 @@ class Tokenizer(ABC):
     notes: tuple[str, ...] = ()
     music: Vocabulary | None = None
     unknown_word: int | None = None
+    marks: tuple[str, ...] = ()
 
     def __init__(self, files: Mapping[str, bytes], base_size: int, specials: Mapping[str, int]):
         self.files = dict(files)
@@ -141,6 +143,13 @@ class Tokenizer(ABC):
         grown.size = self.size + len(missing)
         return grown
 
+    def with_marks(self, roles: Sequence[str]) -> "Tokenizer":
+        """Return this tokenizer with the missing ones of `roles`, as `with_specials` does, as `marks`."""
+        grown = self.with_specials(roles)
+        if grown is not self:
+            grown.marks = self.marks + tuple(role for role in grown.specials if role not in self.specials)
+        return grown
+
     def with_sentinels(self, count: int) -> "Tokenizer":
         """Return this tokenizer with `count` sentinels as new ids at the end, or itself if it has sentinels.
 
@@ -158,12 +167,14 @@ class Tokenizer(ABC):
     def fingerprint(self) -> str:
         """SHA-256, in hex, over everything that decides ids of texts: the scheme, its files, the special tokens.
 
-        Sentinels that were added are not a part of it, so that it stays that of the stores, which have none.
+        Marks and sentinels that were added are not a part of it, so that it stays that of the stores, which have none.
         """
-        digest = hashlib.sha256(f"{self.kind}\n{self.size - self._added_sentinels}\n".encode())
+        size = self.size - self._added_sentinels - len(self.marks)
+        digest = hashlib.sha256(f"{self.kind}\n{size}\n".encode())
         for name in sorted(self.files):
             digest.update(f"{name} {hashlib.sha256(self.files[name]).hexdigest()}\n".encode())
-        digest.update(json.dumps(sorted(self.specials.items())).encode())
+        specials = sorted((role, i) for role, i in self.specials.items() if role not in self.marks)
+        digest.update(json.dumps(specials).encode())
         return digest.hexdigest()
 
     def save(self, directory: Path) -> None:
@@ -182,6 +193,8 @@ class Tokenizer(ABC):
         }
         if self._added_sentinels:
             description["sentinels"] = {"first": min(self.sentinels), "count": self._added_sentinels}
+        if self.marks:
+            description["marks"] = list(self.marks)
         write_json(directory / DESCRIPTION, description)
 
     @abstractmethod
@@ -270,7 +283,7 @@ class BackwardTokenizer(Tokenizer):
         self.lossy_note, self.continuing, self.word_start = forward.lossy_note, forward.continuing, forward.word_start
         self.bytes_per_character, self.notes = forward.bytes_per_character, forward.notes
         self.sentinels, self._added_sentinels = forward.sentinels, forward._added_sentinels
-        self.music, self.unknown_word = forward.music, forward.unknown_word
+        self.music, self.unknown_word, self.marks = forward.music, forward.unknown_word, forward.marks
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, the last token first."""

@@ -169,6 +169,9 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
             part += ", truncated" if part and config.data.of_documents else ""
             yield f"  segment {segment}: {origin}, {origin.tokens:,} tokens{part}"
         yield from row_lines(batch, row, tokenizer)
+        if isinstance(batch, Batch) and batch.backward is not None:
+            yield "  backward"
+            yield from row_lines(batch.backward, row, tokenizer)
 
 
 def pair_row_lines(batch: PairBatch, row: int, tokenizer: Tokenizer, origins: Sequence[Any]) -> Iterator[str]:

@@ -222,6 +222,6 @@ def test_validation_in_streams_over_processes(stores):
 def test_other_layouts_have_no_beginnings(stores):
     """Fails when a batch of another layout has a leaf more, which would be another compiled program."""
     batch = Windows().validation_rows(Reading(stores, length=6, batch_size=5))[0]
-    more = ("mask_seeds", "source", "source_segments", "index")
+    more = ("mask_seeds", "source", "source_segments", "index", "characters", "backward")
     assert [field.name for field in dataclasses.fields(batch)] == [*FIELDS, *more]
     assert all(getattr(batch, name) is None for name in ("begins", *more))

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from jaxlm.text import Tokenizer
 
 FLAG = tyro.conf.arg(
-    metavar="{windows,packed,pairs,streams,spans}",
+    metavar="{windows,packed,pairs,streams,spans,sentence_streams}",
     help="Layout of the text in rows. windows: consecutive tokens, across documents. packed: whole documents that do "
     "not attend to each other; longer ones are split. pairs: several sentence pairs per row for an encoder (Devlin et "
     "al., 2019); the store must keep sentences. streams: row b of each batch continues row b of the previous batch. "
-    "spans: texts with spans left out, and the spans, for an encoder-decoder (Raffel et al., 2020). Each layout has "
-    "its own flags; --help lists those of the given layout.",
+    "spans: texts with spans left out, and the spans, for an encoder-decoder (Raffel et al., 2020). sentence_streams: "
+    "shuffled sentences one after the other, and others backward, for a bidirectional language model (Peters et al., "
+    "2018); the store must keep sentences. Each layout has its own flags; --help lists those of the given layout.",
 )
 
 
@@ -35,7 +36,7 @@ class Reading:
 
     length: slots per row. batch_size: rows of a batch over all processes, of which this process reads `host_rows`, or
     all. seed: the run's; validation has one of its own. masked: True if rows of text get seeds for the masks of a
-    masked language model.
+    masked language model. characters: number of characters of each token that rows of sentences have; 0: none.
     """
 
     stores: Sequence["Store"]
@@ -44,6 +45,7 @@ class Reading:
     seed: int = 0
     host_rows: "np.ndarray | None" = None
     masked: bool = False
+    characters: int = 0
 
 
 @dataclass(frozen=True)
