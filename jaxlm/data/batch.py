@@ -4,11 +4,14 @@ The loaders fill these with NumPy arrays; the loop turns them into global device
 Letters: B rows or examples, C sequences per example (choices, or both orders of a pair), L length, P pairs per row.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from flax import struct
+
+from jaxlm.text.characters import PADDING
 
 Array = Any  # a NumPy array on the host, a jax.Array in the step
 
@@ -49,6 +52,13 @@ def empty_batch(rows: int, length: int) -> Batch:
     """Return a batch of padding, with segments and weights 0."""
     ids, targets, positions, segments = (np.zeros((rows, length), np.int32) for _ in range(4))
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
+
+
+def with_characters(batch: Batch, count: int) -> Batch:
+    """Return a batch whose tokens, those of both directions if it has two, have `count` characters: padding."""
+    backward = None if batch.backward is None else with_characters(batch.backward, count)
+    characters = np.full((*batch.ids.shape, count), PADDING, np.int32)
+    return dataclasses.replace(batch, characters=characters, backward=backward)
 
 
 def random_text(rows: int, length: int, vocab_size: int) -> Batch:

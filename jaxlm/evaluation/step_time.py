@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxlm.data.batch import mask_seeds
-from jaxlm.data.layouts.layout import Reading
+from jaxlm.data.batch import mask_seeds, with_characters
 from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.store import open_store
 from jaxlm.distributed.config import check_batch
@@ -20,9 +19,10 @@ from jaxlm.distributed.mesh import make_mesh, replicated, to_devices, use_mesh
 from jaxlm.evaluation.arguments import BenchArguments
 from jaxlm.host import compilers
 from jaxlm.inference.scoring import Scored, Scorer, TokenScores
+from jaxlm.models import family_of
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
-from jaxlm.training.pretraining import Pretraining, make_pretraining
+from jaxlm.training.pretraining import Pretraining, make_pretraining, reading_of
 from jaxlm.training.program import empty_row, fitted_to_devices, make_program, run_settings, with_vocabulary
 from jaxlm.training.step import TrainState, make_eval_step
 
@@ -168,9 +168,7 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
     config.check()
     steps = arguments.warmup + arguments.steps
-    masked = config.objective.kind == "masked_lm"
-    reading = Reading(stores, config.length, config.batch_size, config.seed, masked=masked)
-    rows = phased_rows(config.data, reading, steps)
+    rows = phased_rows(config.data, reading_of(config, stores), steps)
     batches = [batch_at(rows, step, config.batch_size) for step in range(steps)]
     return config, tokenizer, batches
 
@@ -178,6 +176,8 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
 def _random_batch(config: PretrainConfig) -> Any:
     """Return a batch of full rows of random ids. Ids 0 and 1 are CLS and SEP, as in `make_pretraining`."""
     batch = config.data.random_batch(config.batch_size, config.length, config.model.vocab_size)
+    if characters := family_of(config.model).num_characters(config.model):
+        batch = with_characters(batch, characters)
     if config.objective.kind != "masked_lm" or batch.mask_seeds is not None:
         return batch
     seeds = mask_seeds(0, range(config.batch_size))

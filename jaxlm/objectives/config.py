@@ -7,15 +7,16 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxlm.errors import InputError
-from jaxlm.ranges import BelowOne, Fraction, NotNegative, Range
+from jaxlm.ranges import BelowOne, Fraction, NotNegative, Positive, Range
 
-Objectives = Literal["language_model", "masked_lm", "sequence_to_sequence"]
+Objectives = Literal["language_model", "masked_lm", "sequence_to_sequence", "bidirectional_lm"]
 
 _KIND = tyro.conf.arg(
     metavar="{" + ",".join(typing.get_args(Objectives)) + "}",
     help="Pretraining objective. language_model: the next token (Radford et al., 2018). masked_lm: masked tokens and, "
     "on rows of pairs, the next sentence (Devlin et al., 2019). sequence_to_sequence: a target, given a source (Raffel "
-    "et al., 2020). Each objective has flags of its own: --help lists those of the objective that is given.",
+    "et al., 2020). bidirectional_lm: the next word in each direction (Peters et al., 2018). "
+    "Each objective has flags of its own: --help lists those of the objective that is given.",
 )
 
 
@@ -108,5 +109,19 @@ class SequenceToSequence:
         return False
 
 
-ObjectiveConfig = LanguageModel | MaskedLM | SequenceToSequence
+@dataclass(frozen=True)
+class BidirectionalLM:
+    """Next-word prediction in each direction, by models that read two streams (Peters et al., 2018, section 3.1)."""
+
+    kind: Annotated[Literal["bidirectional_lm"], _KIND] = "bidirectional_lm"
+    scale: Positive = 20.0
+    """Factor of the training loss, which the norm of the gradient and its clipping contain. The original multiplies by
+    the number of words in a row (bilm-tf, bilm/training.py:689)."""
+
+    def depends_on_num_steps(self) -> bool:
+        """Return False: the loss of a step does not depend on the length of the run."""
+        return False
+
+
+ObjectiveConfig = LanguageModel | MaskedLM | SequenceToSequence | BidirectionalLM
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {member.kind: member for member in typing.get_args(ObjectiveConfig)}

@@ -92,7 +92,9 @@ def language_model(
 def inputs_of(batch: Batch) -> Inputs:
     """Return what a model reads of a batch."""
     source = None if batch.source is None else source_inputs(batch.source, batch.source_segments)
-    return Inputs(batch.ids, batch.positions, batch.segments, source=source)
+    backward = None if batch.backward is None else inputs_of(batch.backward)
+    characters = batch.characters
+    return Inputs(batch.ids, batch.positions, batch.segments, source=source, characters=characters, backward=backward)
 
 
 def with_rate_of_length(objective: Objective, nominal_length: int) -> Objective:

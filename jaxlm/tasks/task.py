@@ -18,6 +18,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.ranges import Count
 from jaxlm.tasks.metrics import check_metric, lower_is_better, names_for
+from jaxlm.text.characters import NUM_CHARACTERS, PADDING
 
 if TYPE_CHECKING:
     from jaxlm.tasks.encoding import Encoded
@@ -216,6 +217,7 @@ class Task:
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed
 
         lengths = np.zeros((1, inputs.num_sequences(self)), np.int32)
+        characters = np.full((*lengths.shape, length, NUM_CHARACTERS), PADDING, np.int32)
         return ExampleBatch(
             ids=np.zeros((*lengths.shape, length), np.int32),
             lengths=lengths,
@@ -224,6 +226,7 @@ class Task:
             labels=self.no_targets(1, length),
             weights=np.zeros(1, np.float32),
             index=np.full(1, -1, np.int32),
+            characters=characters if inputs.characters else None,
         )
 
     def checked(self, splits: Mapping[str, "Split"], *, strict: bool = False) -> dict[str, "Split"]:

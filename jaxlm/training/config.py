@@ -157,6 +157,10 @@ class PretrainConfig(RunConfig):
             )
         family = family_of(self.model)
         wanted = family.objectives(self.model)
+        if not wanted:
+            raise InputError(
+                f"model must be a language model, got {family.title}; train it on a task with python -m jaxlm.finetune"
+            )
         if self.objective.kind not in wanted:
             kind = _KINDS[family.sees(self.model)]
             raise InputError(

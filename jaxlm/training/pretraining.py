@@ -24,10 +24,11 @@ from jaxlm.data.loader import Phase, PhasedRows, phases
 from jaxlm.data.store import Store, open_store
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS, tokenizer_spec
-from jaxlm.models import build, with_vocabulary
+from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.models.model import Model
 from jaxlm.nn.output import Penalty
-from jaxlm.objectives.config import LanguageModel, MaskedLM, SequenceToSequence
+from jaxlm.objectives.bidirectional_lm import bidirectional_language_model
+from jaxlm.objectives.config import BidirectionalLM, LanguageModel, MaskedLM, SequenceToSequence
 from jaxlm.objectives.language_model import FurtherLoss, further_losses, language_model, with_rate_of_length
 from jaxlm.objectives.masked_lm import Specials, left_to_right_language_model, masked_language_model
 from jaxlm.runs.directory import saved_config
@@ -115,7 +116,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     check_selection(config)
     state_of = arguments.start if arguments.start_with == "state" else None
     start.check_rows_of(arguments.run, state_of)
-    reading, num_steps = Reading(stores, config.length, config.batch_size, config.seed), config.num_steps
+    reading, num_steps = reading_of(config, stores), config.num_steps
     if num_steps is None:
         if config.num_epochs is None:
             raise InputError("num_steps or num_epochs must be given; give one of them")
@@ -126,6 +127,12 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     for phase in found:  # fail here, not within a run
         config.data.check_validation(validation, phase.length)
     return Plan(config, num_steps, stores, validation, source, found, rows, matched, profiled)
+
+
+def reading_of(config: PretrainConfig, stores: Sequence[Store]) -> Reading:
+    """Return stores as a run reads them, with the seeds of masks or the characters of words if it needs them."""
+    masked, characters = config.objective.kind == "masked_lm", family_of(config.model).num_characters(config.model)
+    return Reading(stores, config.length, config.batch_size, config.seed, masked=masked, characters=characters)
 
 
 def selects(config: PretrainConfig) -> bool:
@@ -224,7 +231,23 @@ def make_pretraining(config: PretrainConfig, tokenizer: Tokenizer | None) -> Pre
         return _masked(model, config, config.objective, tokenizer)
     if isinstance(config.objective, SequenceToSequence):
         return _sequence_to_sequence(model, config, config.objective)
+    if isinstance(config.objective, BidirectionalLM):
+        return _both_directions(model, config, config.objective)
     return _next_token(model, config)
+
+
+def _both_directions(model: Model, config: PretrainConfig, asked: BidirectionalLM) -> Pretraining:
+    """Return the learner for the next word in each direction."""
+    return Pretraining(
+        model=model,
+        init_params=partial(_init_with_output, model),
+        objective=bidirectional_language_model(model, scale=asked.scale, loss_chunks=config.execution.loss_chunks),
+        flops_per_token=model.flops_per_token,
+        groups=_groups(model, config),
+        carry=partial(carry_of, model, config.data),
+        language_loss="nll",
+        whole_text=False,
+    )
 
 
 def _sequence_to_sequence(model: Model, config: PretrainConfig, asked: SequenceToSequence) -> Pretraining:

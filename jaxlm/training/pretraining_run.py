@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, listed, load_config, of_call, with_fields
-from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import PhasedRows, batches, describe_rows, phased_rows
 from jaxlm.distributed.mesh import host_rows, make_mesh, replicated, to_devices, use_mesh
 from jaxlm.distributed.processes import first_process_decides
@@ -30,7 +29,15 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainArguments, PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import continue_state, fresh_parts, resume, with_parameters
 from jaxlm.training.loop import Profile, ScheduledEvaluation, Session, explain_failure, run_training
-from jaxlm.training.pretraining import Plan, Pretraining, make_pretraining, plan, resolved_config, steered_by_validation
+from jaxlm.training.pretraining import (
+    Plan,
+    Pretraining,
+    make_pretraining,
+    plan,
+    reading_of,
+    resolved_config,
+    steered_by_validation,
+)
 from jaxlm.training.program import (
     CompiledStep,
     Program,
@@ -91,9 +98,7 @@ def prepared(planned: Plan) -> _Prepared:
     check_state_memory(of_one, of_one.params)
     config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), empty, mesh)
     pretraining = make_pretraining(config, tokenizer)
-    masked = config.objective.kind == "masked_lm"
-    reading = Reading(planned.stores, config.length, config.batch_size, config.seed, masked=masked)
-    rows = phased_rows(config.data, reading, planned.num_steps)
+    rows = phased_rows(config.data, reading_of(config, planned.stores), planned.num_steps)
     with use_mesh(mesh):
         program = make_program(pretraining, config, mesh)
         settings = replicated(run_settings(config, planned.num_steps), mesh)

@@ -19,7 +19,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.memory import check_program_memory, exhausted
-from jaxlm.data.batch import mask_seeds
+from jaxlm.data.batch import mask_seeds, with_characters
 from jaxlm.data.config import DataConfig
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import abstract_replicated, batch_sharding, use_mesh
@@ -240,7 +240,8 @@ def empty_row(config: PretrainConfig, length: int) -> Any:
     row = config.data.empty(1, config.data.longest_row(length))
     if config.objective.kind == "masked_lm" and row.mask_seeds is None:
         row = replace(row, mask_seeds=mask_seeds(config.seed, [0]))
-    return row
+    characters = family_of(config.model).num_characters(config.model)
+    return with_characters(row, characters) if characters else row
 
 
 def abstract_rows(row: Any, batch_size: int, mesh: Mesh) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import trained_phase
 from jaxlm.data.store import Store
 from jaxlm.distributed.mesh import host_rows, to_devices
@@ -20,7 +19,7 @@ from jaxlm.runs.recorder import Recorder
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainConfig
 from jaxlm.training.loop import Outcome, ScheduledEvaluation
-from jaxlm.training.pretraining import Plan, Pretraining
+from jaxlm.training.pretraining import Plan, Pretraining, reading_of
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import EvalStep, TrainState, first_carry, make_eval_step
 from jaxlm.training.weights import evaluated, with_loss
@@ -89,10 +88,11 @@ class Validation:
     def __init__(self, plan: Plan, pretraining: Pretraining, mesh: jax.sharding.Mesh, batch_size: int):
         self.plan, self._pretraining, self._mesh, self._batch_size = plan, pretraining, mesh, batch_size
         stores, data = plan.validation, plan.config.data
-        own, masked = host_rows(batch_size, mesh), plan.config.objective.kind == "masked_lm"
+        reading = replace(
+            reading_of(plan.config, stores), batch_size=batch_size, seed=0, host_rows=host_rows(batch_size, mesh)
+        )
         self._batches = {
-            phase.length: data.validation_rows(Reading(stores, phase.length, batch_size, host_rows=own, masked=masked))
-            for phase in plan.phases
+            phase.length: data.validation_rows(replace(reading, length=phase.length)) for phase in plan.phases
         }
         evaluate = jax.jit(make_eval_step(pretraining.objective))
         options = plan.config.execution.compiler_options()

@@ -31,7 +31,7 @@ from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.optimizer import learning_rate, schedule_of
 from jaxlm.training.optimizer_config import OptimizerConfig
-from jaxlm.training.pretraining import make_pretraining
+from jaxlm.training.pretraining import make_pretraining, reading_of
 from jaxlm.training.program import with_published_vocabulary
 from jaxlm.training.start import open_source, trained_length
 from jaxlm.views.arguments import ShowArguments, ShowFinetuningArguments, ShowPretrainingArguments, ShowRowsArguments
@@ -137,7 +137,7 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
     stores = [open_store(path) for path in config.data.store]
     by_path = {str(store.path): store for store in stores}
     tokenizer = config.data.with_special_tokens(stores[0].tokenizer())
-    reading = Reading(stores, config.length, config.batch_size, config.seed)
+    reading = reading_of(config, stores)
     rows = phased_rows(config.data, reading, _num_steps(config, reading, step))
     batch = batch_at(rows, step, config.batch_size)
     phase = phase_at(step, rows.phases)

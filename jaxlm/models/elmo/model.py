@@ -50,7 +50,7 @@ def empty_state(config: ELMoConfig, rows: int) -> LSTMState:
 
 
 class Way(NamedTuple):
-    """How a direction reads its rows: their `boundaries`, and True from the last position to the first."""
+    """The way in which a direction reads its rows: their `boundaries`, and True from the last position to the first."""
 
     real_LB: jax.Array
     reset_LB: jax.Array
