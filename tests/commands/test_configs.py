@@ -254,7 +254,7 @@ def test_berts_configs_say_what_the_paper_says():
     assert finetune.optimizer.peak_lr is None  # a task's own
 
 
-@pytest.mark.parametrize("kind", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", sorted(name for name, family in FAMILIES.items() if family.layouts))
 def test_the_toy_config_of_each_family_is_as_scripts_rely_on_it(kind):
     toy = load_config(f"debug/{kind}", PretrainConfig)
     assert toy.model.kind == kind and toy.batch_size % 8 == 0

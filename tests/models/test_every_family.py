@@ -23,17 +23,22 @@ from jaxlm.models import FAMILIES, build, with_length, with_vocabulary, without_
 from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.nn.config import Execution
 from jaxlm.objectives.language_model import inputs_of
-from jaxlm.training.config import PretrainConfig
+from jaxlm.text.characters import character_ids
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.pretraining import make_pretraining
 from jaxlm.training.step import make_train_step, new_state
 
+PRETRAINED = [name for name, family in FAMILIES.items() if family.layouts]
 DECODERS = [name for name, family in FAMILIES.items() if family.role in ("decoder", "encoder_decoder")]
 LENGTH, VOCABULARY = 16, 64
 
 
-def toy(name: str) -> PretrainConfig:
+def toy(name: str) -> PretrainConfig | FinetuneConfig:
     """Return the family's debug config with a toy vocabulary and without dropout."""
-    config = load_config(f"debug/{name}", PretrainConfig)
+    if name in PRETRAINED:
+        config = load_config(f"debug/{name}", PretrainConfig)
+    else:
+        config = load_config(f"debug/finetune_{name}", FinetuneConfig)
     model = without_dropout(with_vocabulary(with_length(config.model, LENGTH), VOCABULARY))
     return dataclasses.replace(config, model=model, length=LENGTH, batch_size=4)
 
@@ -61,7 +66,14 @@ def rows_for(name: str, rows: int):
     family = FAMILIES[name]
     if family.role == "encoder_decoder":
         return with_source(packed(rows), vocab_size=VOCABULARY)
-    return packed(rows) if "packed" in family.layouts else windows(rows)
+    batch = packed(rows) if "packed" in family.layouts else windows(rows)
+    return with_ids(batch, batch.ids) if family.role == "bidirectional" else batch
+
+
+def with_ids(batch, ids):
+    """Return a batch with other ids, whose characters are those of the words w0, w1, …"""
+    words = character_ids(f"w{i}" for i in np.ravel(ids))
+    return batch.replace(ids=ids, characters=words.reshape(*ids.shape, -1))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -98,12 +110,13 @@ def test_a_state_depends_on_the_tokens_that_the_family_says(name):
     """
     (model, params), family = made(name), FAMILIES[name]
     batch = rows_for(name, 4)
-    states = jax.jit(lambda ids: model(params, inputs_of(batch.replace(ids=ids))).states)
-    before, real = np.asarray(states(batch.ids)), batch.segments > 0
+    changed_to = with_ids if family.role == "bidirectional" else lambda batch, ids: batch.replace(ids=ids)
+    states = jax.jit(lambda batch: model(params, inputs_of(batch)).states)
+    before, real = np.asarray(states(batch)), batch.segments > 0
     for at in (0, 6, 11, LENGTH - 1):
         ids = np.array(batch.ids)
         ids[:, at] = (ids[:, at] + 1) % VOCABULARY
-        changed = np.abs(np.asarray(states(ids)) - before).max(-1)
+        changed = np.abs(np.asarray(states(changed_to(batch, ids))) - before).max(-1)
         seen = real & (batch.segments == batch.segments[:, at : at + 1])
         if family.sees(model.config) != "both":
             seen &= np.arange(LENGTH) >= at

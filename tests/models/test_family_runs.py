@@ -18,6 +18,7 @@ from toy_runs import (
     make_pair_stores,
     make_stores,
     make_task,
+    make_word_stores,
     metrics,
     newest_step,
     run_here,
@@ -38,7 +39,9 @@ FLAGS = {
     "character_transformer": "--data.layout streams --model.num-positions 16",
     "transformer_xl": "--model.memory-length 20 --optimizer.warmup 1",
 }
-DECODERS = [name for name, family in FAMILIES.items() if not family.is_encoder]
+PRETRAINED = [name for name, family in FAMILIES.items() if family.layouts]
+DECODERS = [name for name, family in FAMILIES.items() if family.role in ("decoder", "encoder_decoder")]
+MAKERS = {"encoder": make_pair_stores, "bidirectional": make_word_stores}
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +51,15 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stores(directory):
-    """Return a function from a family to its two stores, of text or of pairs of sentences."""
+    """Return a function from a family to its two stores, of text, of pairs of sentences or of words."""
 
     @functools.cache
-    def make(encoder):
-        place = directory / ("pairs" if encoder else "texts")
+    def make(maker):
+        place = directory / maker.__name__
         place.mkdir()
-        return (make_pair_stores if encoder else make_stores)(place)
+        return maker(place)
 
-    return lambda name: make(FAMILIES[name].is_encoder)
+    return lambda name: make(MAKERS.get(FAMILIES[name].role, make_stores))
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +102,12 @@ SAVED = {
     "lstm": {"carry"},
     "awd_lstm": {"carry", "iterates", "average"},
     "transformer_xl": {"carry"},
+    "elmo": {"carry"},
 }
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PRETRAINED)
 def test_a_run_goes_on_to_the_bit(base, arguments, name, tmp_path):
     """Fails when the carry is not in the checkpoint, is another row's or begins empty, when momentum, the iterates or
     the losses that begin their average are lost, or a schedule begins anew.
@@ -132,7 +136,7 @@ def test_a_killed_process_goes_on_to_the_bit(base, arguments, tmp_path):
 
 
 @pytest.mark.usefixtures("eight_devices")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PRETRAINED)
 def test_another_mesh_gives_the_same_losses(base, arguments, name, tmp_path):
     """Fails when the carry or a head is sharded otherwise than its rows or kernels, a dropout mask depends on the
     devices, or a run without a validation text does not train.

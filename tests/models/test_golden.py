@@ -16,8 +16,10 @@ from toy import boxed_shapes, init_params
 from toy_pairs import bert_shapes, init_bert
 
 from jaxlm.data.config import Spans
+from jaxlm.models import build
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
+from jaxlm.models.bilstm import CVT
 from jaxlm.models.character_transformer import T12
 from jaxlm.models.elmo import ELMO
 from jaxlm.models.elmo import FAMILY as ELMO_FAMILY
@@ -149,6 +151,14 @@ def test_elmo(update_golden):
     small = replace(ELMO, vocab_size=2000, width=512, units=1024)
     drawn = jax.jit(lambda key: nn.unbox(init(small)(key)))(jax.random.key(0))
     compare("elmo.txt", table(jax.eval_shape(init(ELMO), jax.random.key(0)), drawn), update_golden)
+
+
+def test_bilstm(update_golden):
+    """Fails when a gate's bias or a kernel begins elsewhere, or a kernel is sharded otherwise."""
+    model = build(replace(CVT, vocab_size=3000))
+    drawn = jax.jit(lambda key: nn.unbox({"backbone": model.init(key)}))(jax.random.key(0))
+    boxed = jax.eval_shape(lambda key: {"backbone": build(CVT).init(key)}, jax.random.key(0))
+    compare("bilstm.txt", table(boxed, drawn, 0.02), update_golden)
 
 
 def test_t5(update_golden):
