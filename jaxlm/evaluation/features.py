@@ -4,6 +4,9 @@ One line per text. Features of tokens have the original's format: {"linex_index"
 "layers": [{"index": LAYER, "values": [...]}, ...]}, ...]}, values rounded to six decimals. Layer -1 is the last, 0 are
 the embeddings after their norm (the original numbers its layers from 0 and has no embeddings). Pooled ones are
 {"index": n, "embedding": [...]}, with nine digits, which determine a float32 number.
+
+A model that reads the characters of words has features of each word, what white space separates. The state of a
+recurrent one is empty before each line.
 """
 
 import json
@@ -20,7 +23,7 @@ from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_
 from jaxlm.inference.arguments import Pooling
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import nine_digits
-from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs
+from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs, worded
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
 from jaxlm.reading.lines import Lines, input_name
@@ -84,9 +87,12 @@ def token_features(
     while some := list(islice(source, batch_size)):
         rows, truncations = [], []
         for number, text in some:
-            parts = [run.tokenizer.encode(part) for part in (text.rsplit(SEPARATOR, 1) if pairs else [text])]
-            row, truncated = arranged(run, parts, length)
-            if not row.ids:
+            if run.model.num_characters:
+                row, truncated = worded(run, text, length)
+            else:
+                parts = [run.tokenizer.encode(part) for part in (text.rsplit(SEPARATOR, 1) if pairs else [text])]
+                row, truncated = arranged(run, parts, length)
+            if not row.ids[row.kept]:
                 raise InputError(f"input line {number} must not be empty for {run.name}; remove it")
             rows.append(row)
             truncations.append(truncated)
@@ -94,7 +100,8 @@ def token_features(
             step, run.params, rows, mesh=run.mesh, batch_size=batch_size, longest=length, values=len(layers) * width
         )
         for row, of_tokens, truncated in zip(rows, found, truncations, strict=True):
-            yield TokenFeatures(run.tokenizer.pieces(row.ids), of_tokens, truncated)
+            pieces = list(row.words[row.kept]) if row.words else run.tokenizer.pieces(row.ids)
+            yield TokenFeatures(pieces, of_tokens, truncated)
 
 
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class LoadedRun:
 
     def require_decoder(self, command: str, remedy: str) -> Model:
         """Return the model of a run that predicts the next token. InputError, with a remedy, for an encoder's."""
-        if self.model.family.is_encoder:
+        if self.model.family.role not in ("decoder", "encoder_decoder"):
             raise InputError(f"{self.path} is {self.model.family.title}: {command} needs a decoder; {remedy}")
         return self.model
 

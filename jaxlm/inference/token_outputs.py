@@ -27,6 +27,7 @@ from jaxlm.models import build, family_of
 from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.nn.config import Execution
 from jaxlm.tasks import FORMATS, kinds
+from jaxlm.text.characters import NUM_CHARACTERS, PADDING, character_ids
 
 SMALLEST_BUCKET = 8
 _VALUES = 1 << 26  # values of a batch's outputs; those of two batches are in memory at a time
@@ -36,10 +37,15 @@ ROWS = 8  # rows per batch
 
 
 class TokenRow(NamedTuple):
-    """A sequence of ids, and the index at which the second segment of a pair begins; its length if there is none."""
+    """A sequence of ids, and the index at which the second segment of a pair begins; its length if there is none.
+
+    words: the tokens as text, for models that read their characters. kept: the tokens whose outputs are returned.
+    """
 
     ids: Sequence[int]
     second: int
+    words: Sequence[str] = ()
+    kept: slice = slice(None)
 
 
 @functools.lru_cache(_STEPS)
@@ -98,7 +104,7 @@ def token_outputs(
     batches = _batches(rows, mesh, batch_size=batch_size, longest=longest, values=values)
     for indices, outputs in run_batches(step, params, batches, mesh):
         for row, index in enumerate(indices):
-            found[index] = outputs[row, : len(rows[index].ids)].copy()
+            found[index] = outputs[row, : len(rows[index].ids)][rows[index].kept].copy()
     return [found[index] for index in range(len(rows))]
 
 
@@ -111,6 +117,8 @@ def token_rows(run: LoadedRun, texts: Sequence[Any], *, longest: int, truncate: 
     if not isinstance(texts, str) and not any(isinstance(text, str) for text in texts):
         return [_given(run, number, ids, longest, truncate) for number, ids in enumerate(texts)]
     check_texts(texts)
+    if run.model.num_characters:
+        return [_worded(run, number, text, longest, truncate) for number, text in enumerate(texts)]
     encoded = run.tokenizer.encode_batch(list(texts))
     return [_arranged(run, number, ids, longest, truncate) for number, ids in enumerate(encoded)]
 
@@ -139,6 +147,22 @@ def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[
         parts, [], form, specials, longest, special_tokens=special_tokens
     )
     return TokenRow(row, second), is_truncated
+
+
+def worded(run: LoadedRun, text: str, longest: int) -> tuple[TokenRow, bool]:
+    """Return the words of a text, which white space separates, for a model that reads their characters.
+
+    The marks of a sentence are around them. The second value is True if the text was truncated. A run without a
+    tokenizer has the id 0 for all words.
+    """
+    marks = run.model.family.sentence_marks
+    before, after = ((), ()) if marks is None else (marks[:1], marks[1:])
+    words = text.split()
+    kept = words[: longest - len(before) - len(after)]
+    ids = [0] * len(kept) if run.given_tokenizer is None else run.tokenizer.encode(" ".join(kept))
+    read = [*(0 for _ in before), *ids, *(0 for _ in after)]
+    own = slice(len(before), len(before) + len(kept))
+    return TokenRow(read, len(read), (*before, *kept, *after), own), len(kept) < len(words)
 
 
 class IdRows(NamedTuple):
@@ -282,7 +306,12 @@ def _padded(rows: Sequence[TokenRow], batch_size: int, length: int) -> Inputs:
     segments = [[1] * len(row.ids) for row in rows]
     types = [[0] * row.second + [1] * (len(row.ids) - row.second) for row in rows]
     ids, segments_BL, types_BL = (padded(of, batch_size, length) for of in ([row.ids for row in rows], segments, types))
-    return Inputs(ids, row_positions(batch_size, length), segments_BL, types_BL)
+    characters = None
+    if any(row.words for row in rows):
+        characters = np.full((batch_size, length, NUM_CHARACTERS), PADDING, np.int32)
+        for number, row in enumerate(rows):
+            characters[number, : len(row.words)] = character_ids(row.words)
+    return Inputs(ids, row_positions(batch_size, length), segments_BL, types_BL, characters=characters)
 
 
 def _given(run: LoadedRun, number: int, ids: Any, longest: int, truncate: bool) -> TokenRow:
@@ -300,6 +329,14 @@ def _arranged(run: LoadedRun, number: int, ids: list[int], longest: int, truncat
     row, is_truncated = arranged(run, [ids], longest)
     if not row.ids:
         raise InputError(f"texts[{number}] must not be empty for {run.name}, as no token begins a text; leave it out")
+    _check_length(run, number, is_truncated, longest, truncate)
+    return row
+
+
+def _worded(run: LoadedRun, number: int, text: str, longest: int, truncate: bool) -> TokenRow:
+    row, is_truncated = worded(run, text, longest)
+    if not text.split():
+        raise InputError(f"texts[{number}] must not be empty for {run.name}, which reads words; leave it out")
     _check_length(run, number, is_truncated, longest, truncate)
     return row
 

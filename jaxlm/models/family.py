@@ -67,6 +67,8 @@ class Family:
     characters: str | None = None
     """The field of the config with the number of characters of a token that its models read instead of the ids
     (`Inputs.characters`); None: they read ids."""
+    sentence_marks: tuple[str, str] | None = None
+    """The words before and after a sentence, which its models read and give no outputs for; None: there are none."""
     other_sizes: Mapping[str, str] = field(default_factory=dict)
     """The fields of the config that `show` prints besides layers and width, each with the word after the number."""
     carries: bool = False

@@ -74,6 +74,26 @@ def test_the_published_vectors_of_ten_batches(data_directory):
         assert not np.array_equal(old[:, 1], new[:, 1])
 
 
+@pytest.mark.data
+def test_the_command_gives_the_published_vectors_of_a_first_batch(data_directory, tmp_path):
+    """bilm-tf's states are empty before its first batch, and so are those of every line of `evaluate features`.
+
+    Fails when the marks of a sentence are not read or are in the output, a word is another's, or a longer line of the
+    same batch changes a shorter one.
+    """
+    directory = data_directory / "elmo" / "bilm"
+    texts = [rows[0] for rows in json.loads((directory / "lm_embeddings_sentences.json").read_text())]
+    (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")
+    command = ("--run", f"elmo:{directory}", "--input", tmp_path / "lines.txt", "--output", tmp_path / "found.jsonl")
+    ended = run_here("evaluate", "features", *command, "--layers", -1)
+    assert ended.code == 0, ended.errors
+    lines = [json.loads(line)["features"] for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [[token["token"] for token in line] for line in lines] == [text.split() for text in texts]
+    for row, line in enumerate(lines):
+        wanted = np.concatenate(list(h5py.File(directory / f"lm_embeddings_{row}.hdf5")["0"][...]), axis=-1)
+        np.testing.assert_allclose([token["layers"][0]["values"] for token in line], wanted, rtol=0, atol=1e-5)
+
+
 def rows_of(sentences: list[list[str]], length: int) -> Inputs:
     characters = np.full((len(sentences), length, 50), PADDING, np.int32)
     segments = np.zeros((len(sentences), length), np.int32)

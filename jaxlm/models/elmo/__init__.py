@@ -85,6 +85,7 @@ FAMILY = Family(
     objectives=lambda config: ("bidirectional_lm",),
     layouts=("sentence_streams",),
     characters="num_characters",
+    sentence_marks=("<S>", "</S>"),
     other_sizes={"units": "units"},
     carries=True,
     keeps_output_layer=False,
