@@ -20,22 +20,22 @@ from dataclasses import replace
 from typing import Any
 
 from jaxlm.config import command_line, load_config
-from jaxlm.data.config import SentencePairs
+from jaxlm.data.config import MEMBERS
 from jaxlm.errors import InputError, run_command
 from jaxlm.evaluation.arguments import BenchArguments
 from jaxlm.models import SIZES, dropout_rates, family_of, with_length, with_wide_feed_forward, without_dropout
-from jaxlm.objectives.config import MaskedLM
+from jaxlm.objectives.config import OBJECTIVES
 from jaxlm.training.config import PretrainConfig
 
 
 def config_of_size(model: Any) -> PretrainConfig:
-    """Return a pretraining of a published size, with the objective and the layout of its family."""
-    if family_of(model).is_encoder:
-        return PretrainConfig(model, objective=MaskedLM(), data=SentencePairs(), batch_size=8)
-    return PretrainConfig(model, batch_size=8)
+    """Return a pretraining of a published size, with the first objective and the first layout of its family."""
+    family = family_of(model)
+    objective, layout = OBJECTIVES[family.objectives(model)[0]](), MEMBERS[family.layouts[0]]()
+    return PretrainConfig(model, objective=objective, data=layout, batch_size=8)
 
 
-MODELS = {name: config_of_size(model) for name, model in SIZES.items()}
+MODELS = {name: config_of_size(model) for name, model in SIZES.items() if family_of(model).layouts}
 SHORT_SPELLINGS = {
     "--batch": ["batch-size"],
     "--layers": ["model.num-layers"],

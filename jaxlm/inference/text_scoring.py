@@ -178,6 +178,7 @@ def text_scorer(run: LoadedRun, *, batch_size: int, positions: int, top: int = 5
             lambda texts: masked_lm_scores(encoder, run.params, texts, run.tokenizer, top=top, **settings),
             "all other tokens of their sentence",
         )
+    run.require_decoder("evaluate score", "give a decoder or a BERT")
     left, scorer = run.prefix_ids, Scorer(run.model, **settings)
 
     def score(sequences: Iterable[Scored]) -> Iterator[MaskedLMScore]:

@@ -181,6 +181,11 @@ def read_ids(file: Path, model: Any) -> IdRows:
     """Read `{"ids": [[…], …], "segments": [[…], …], "source": [[…], …]}`. InputError names the row that does not fit
     the model.
     """
+    if build(model).num_characters:
+        raise InputError(
+            f"activations must have a model that reads ids, got {family_of(model).title}, which reads characters; use "
+            "python -m jaxlm.evaluate features"
+        )
     try:
         values = parse_json(read_regular(file))
     except (OSError, ValueError) as error:
