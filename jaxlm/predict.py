@@ -24,7 +24,8 @@ def predict(arguments: PredictArguments) -> int:
     from jaxlm.distributed.mesh import make_mesh, use_mesh
     from jaxlm.files import atomic_output
     from jaxlm.inference.loaded_run import load_model
-    from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
+    from jaxlm.inference.prediction import Predictor, empty_rows, in_chunks, warn_of_rows
+    from jaxlm.inference.rows import default_batch_size
     from jaxlm.progress import Progress
     from jaxlm.tasks.predicted import LineWriter, Summary, check_output, check_top_k, format_of_output
     from jaxlm.tasks.registry import read_rows

@@ -110,6 +110,7 @@ class ExampleBatch:
     weights: float32 (B,), 0 for padding rows.
     index: int32 (B,), the example's row in its split, by which predictions are ordered (-1: padding).
     characters: int32 (B, C, L, characters), those of each token for models over words; None for all others.
+    features: float32 (B, C, L, layers, D) each, of other models for each token; empty for models that read none.
     """
 
     ids: Array
@@ -120,6 +121,7 @@ class ExampleBatch:
     weights: Array
     index: Array
     characters: Array = None
+    features: tuple[Array, ...] = ()
 
 
 _WORDS = 16  # random words generated at a time

@@ -1,6 +1,6 @@
 """Streams of sentences in two directions, for a bidirectional language model with a carry (ELMo).
 
-Peters et al. (2018, section 3.4); allenai/bilm-tf, bilm/data.py:252-321 (`_get_batch`) and 466-494
+Peters et al. (2018, section 3.4); allenai/bilm-tf, bilm/data.py:264-313 (`_get_batch`) and 435-460
 (`BidirectionalLMDataset`). A sentence of the words w1 … wn has the inputs <S> w1 … wn and the targets w1 … wn </S>;
 backward, it has the inputs </S> wn … w1 and the targets wn … w1 <S>. The next sentence follows in the same row, and the
 model keeps its state. Each direction reads all sentences in an order of its own, which changes with the epoch. A line
@@ -12,9 +12,9 @@ once, and the first sentence of a stream may be the rest of one that the stream 
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,117 +33,115 @@ _WORDS = 1 << 16  # words whose characters are computed at a time
 _LINE_BREAK = "\n"
 
 
-class StoreSentences:
-    """Sentences of one store: those with words, in order. lengths: (sentences,) int32, number of words of each.
-
-    characters: number of characters of a token, 0: none are read. Memory: 8 bytes per sentence, and 2 bytes per
-    character of each different word (100 MB per million words of 50 characters).
-    Raises InputError if the store keeps no sentences, or no spellings if characters are read.
-    """
-
-    def __init__(self, data: "SentenceStreams", store: Store, characters: int):
-        if store.sentence_starts is None:
-            raise InputError(
-                f"{store.path} keeps no sentences, which data.layout {data.layout} reads; prepare it again with "
-                "--sentences split (or lines)"
-            )
-        self.store, self._starts = store, np.asarray(store.sentence_starts)
-        tokenizer = data.with_special_tokens(store.tokenizer())
-        self._marks = tokenizer.specials["start"], tokenizer.specials["end"]
-        self._unknown = tokenizer.unknown_word
-        self._is_word, self._numbers, self.lengths = counted_words(store)
-        self._characters = characters_of(store, characters) if characters else None
-        self._mark_characters = character_ids(("<S>", "</S>"), characters) if characters else None
-
-    def read(self, number: int, backward: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return ids (words + 2,) and characters (words + 2, C) of a sentence with its marks; None if none are read."""
-        words = self.store.word_ids(*self._span(number))
-        words = words[self._is_word[words]]
-        ids = words if self._unknown is None else np.where(words < self.store.vocab_size, words, self._unknown)
-        step = -1 if backward else 1
-        ids = np.concatenate([self._marks[:1], ids, self._marks[1:]], dtype=np.int32)[::step]
-        if self._characters is None or self._mark_characters is None:
-            return ids, None
-        first, last = self._mark_characters[:, None]
-        return ids, np.concatenate([first, self._characters[words], last])[::step]
-
-    def origin(self, number: int) -> RowOrigin:
-        """Return the origin of a sentence."""
-        first, end = self._span(number)
-        section = next(s for s in self.store.sections if first < s.first_token + s.tokens)
-        return self.store.origin(section, first, end)
-
-    def _span(self, number: int) -> tuple[int, int]:
-        own = int(self._numbers[number])
-        return int(self._starts[own]), int(self._starts[own + 1])
-
-
-@functools.lru_cache(maxsize=8)
-def counted_words(store: Store) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which of a store's ids and words are words, and number and words of each sentence that has words.
-
-    bool (num_types,), int32 (sentences,) and int32 (sentences,). The tokens of the store are read once.
-    """
-    is_word = np.array([word != _LINE_BREAK for word in store.spellings(0, store.num_types or store.vocab_size)])
-    if store.end is not None:
-        is_word[store.end] = False
-    others = []
-    for first in range(0, store.num_tokens, _BLOCK):
-        ids = store.word_ids(first, min(first + _BLOCK, store.num_tokens))
-        others.append(first + np.flatnonzero(~is_word[ids]))
-    starts = np.asarray(store.sentence_starts)
-    words = np.diff(starts) - np.diff(np.searchsorted(np.concatenate(others), starts))
-    numbers = np.flatnonzero(words)
-    return is_word, numbers.astype(np.int32), words[numbers].astype(np.int32)
-
-
-@functools.lru_cache(maxsize=8)
-def characters_of(store: Store, size: int) -> np.ndarray:
-    """Return the characters of all words of a store, uint16 (num_types, size), computed once.
-
-    Raises InputError if the store keeps no spellings.
-    """
-    if store.num_types is None:
-        raise InputError(
-            f"{store.path} keeps no spelling of words without an id, which characters are read from; prepare it again "
-            "with --tokenizer words:SIZE"
-        )
-    found = np.empty((store.num_types, size), np.uint16)
-    for first in range(0, store.num_types, _WORDS):
-        end = min(first + _WORDS, store.num_types)
-        found[first:end] = character_ids(store.spellings(first, end), size)
-    return found
-
-
 class Sentences:
-    """Sentences of several stores. lengths: (sentences,) int32. targets: those of all sentences in one direction.
+    """Sentences of several stores, one after the other: those that have words.
 
-    characters: number of characters of a token, 0: none are read.
+    Words that differ, and the marks <S> and </S>, are types; a word without an id is a type of its own store.
+    lengths: (sentences,) int32, number of words of each. targets: those of all sentences in one direction. characters:
+    number of characters of a token, 0: none are read.
+    Memory: 12 bytes per sentence, 8 per line break and document, and 4 bytes and 2 per character for each type (104 MB
+    per million types with 50 characters).
+    Raises InputError if a store keeps no sentences, or no spellings if characters are read.
     """
 
     def __init__(self, data: "SentenceStreams", stores: Sequence[Store], characters: int = 0):
-        self.characters = characters
-        self._stores = [StoreSentences(data, store, characters) for store in stores]
-        self.lengths = np.concatenate([np.zeros(0, np.int32), *(store.lengths for store in self._stores)])
-        self._firsts = np.cumsum([0, *(len(store.lengths) for store in self._stores)])
+        for store in stores:
+            _check(data, store, characters)
+        self.characters, self._data, self._stores = characters, data, tuple(stores)
+        self._first_tokens = _starts([store.num_tokens for store in stores])
+        self._first_types = _starts([store.num_types or store.vocab_size for store in stores])
+        others, lengths = zip(*map(others_and_lengths, stores), strict=True) if stores else ((), ())
+        self.lengths = np.concatenate([np.zeros(0, np.int32), *lengths])
+        self._first_words = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+        places = [first + own for first, own in zip(self._first_tokens, others, strict=False)]
+        left_out = np.concatenate([np.zeros(0, np.int64), *places])
+        self._words_before = left_out - np.arange(len(left_out))  # each token that is no word
         self.targets = int(self.lengths.sum(dtype=np.int64)) + len(self.lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, number: int, backward: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return ids and characters of a sentence; see `StoreSentences`."""
-        store, own = self._place(number)
-        return store.read(own, backward)
+    def types(self, numbers: np.ndarray, within: np.ndarray) -> np.ndarray:
+        """Return the types at places of sentences, int64. within: 0 is <S>, then the words follow, and then </S>."""
+        lengths = self.lengths[numbers]
+        tokens, found = self._tokens(numbers, np.clip(within - 1, 0, lengths - 1)), np.zeros(within.shape, np.int64)
+        for store, first, types in zip(self._stores, self._first_tokens, self._first_types, strict=False):
+            own = (tokens >= first) & (tokens < first + store.num_tokens)
+            found[own] = types + store.word_ids_at(tokens[own] - first)
+        return np.where(
+            within == 0, self._first_types[-1], np.where(within > lengths, self._first_types[-1] + 1, found)
+        )
+
+    @functools.cached_property
+    def ids(self) -> np.ndarray:
+        """(types,) int32, the id of each type: that of unknown words for a word without one."""
+        tokenizer = self._data.with_special_tokens(self._stores[0].tokenizer())
+        found = np.full(self._first_types[-1] + 2, tokenizer.unknown_word or 0, np.int32)
+        for store, first in zip(self._stores, self._first_types, strict=False):
+            found[first : first + store.vocab_size] = np.arange(store.vocab_size)
+        found[-2:] = [tokenizer.specials[role] for role in ("start", "end")]
+        return found
+
+    @functools.cached_property
+    def character_table(self) -> np.ndarray:
+        """(types, C) uint16, the characters of each type."""
+        found = np.empty((int(self._first_types[-1]) + 2, self.characters), np.uint16)
+        for store, start in zip(self._stores, self._first_types, strict=False):
+            for first in range(0, store.num_types or 0, _WORDS):
+                spelt = store.spellings(first, min(first + _WORDS, store.num_types or 0))
+                found[start + first : start + first + len(spelt)] = character_ids(spelt, self.characters)
+        found[-2:] = character_ids(("<S>", "</S>"), self.characters)
+        return found
 
     def origin(self, number: int, backward: bool) -> RowOrigin:
-        """Return the origin of a sentence. backward: True if it is read backward."""
-        store, own = self._place(number)
-        return replace(store.origin(own), backward=backward)
+        """Return the origin of a sentence, from its first word to its last. backward: True if it is read backward."""
+        first, last = self._tokens(np.array([number] * 2), np.array([0, self.lengths[number] - 1])).tolist()
+        place = int(np.searchsorted(self._first_tokens, first, side="right")) - 1
+        store, start = self._stores[place], int(self._first_tokens[place])
+        section = next(s for s in store.sections if first - start < s.first_token + s.tokens)
+        return replace(store.origin(section, first - start, last + 1 - start), backward=backward)
 
-    def _place(self, number: int) -> tuple[StoreSentences, int]:
-        store = int(np.searchsorted(self._firsts, number, side="right")) - 1
-        return self._stores[store], number - int(self._firsts[store])
+    def _tokens(self, numbers: np.ndarray, words: np.ndarray) -> np.ndarray:
+        """Return the places of words of sentences among the tokens of all stores. words: counted from 0."""
+        among_all = self._first_words[numbers] + words
+        return among_all + np.searchsorted(self._words_before, among_all, side="right")
+
+
+def _check(data: "SentenceStreams", store: Store, characters: int) -> None:
+    """Raise InputError for a store that does not keep what is read."""
+    if store.sentence_starts is None:
+        raise InputError(
+            f"{store.path} keeps no sentences, which data.layout {data.layout} reads; prepare it again with "
+            "--sentences split (or lines)"
+        )
+    if characters and store.num_types is None:
+        raise InputError(
+            f"{store.path} keeps no spelling of words without an id, which characters are read from; prepare it again "
+            "with --tokenizer words:SIZE"
+        )
+
+
+def _starts(counts: Sequence[int]) -> np.ndarray:
+    """Return where each of several things begins that follow each other, and the end of the last, int64."""
+    return np.cumsum([0, *counts], dtype=np.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def others_and_lengths(store: Store) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of a store's tokens that are no words, int64, and the words of each sentence with words, int32.
+
+    The tokens of the store are read once.
+    """
+    is_other = np.array([word == _LINE_BREAK for word in store.spellings(0, store.num_types or store.vocab_size)])
+    if store.end is not None:
+        is_other[store.end] = True
+    found = [np.zeros(0, np.int64)]
+    for first in range(0, store.num_tokens, _BLOCK):
+        ids = store.word_ids(first, min(first + _BLOCK, store.num_tokens))
+        found.append(first + np.flatnonzero(is_other[ids]))
+    others, starts = np.concatenate(found), np.asarray(store.sentence_starts)
+    words = np.diff(starts) - np.diff(np.searchsorted(others, starts))
+    return others, words[words > 0].astype(np.int32)
 
 
 class Direction:
@@ -156,34 +154,27 @@ class Direction:
         self._sentences, self._order, self._backward = sentences, order, backward
         self._ends = np.cumsum(sentences.lengths[order] + 1, dtype=np.int64)  # of the targets of each sentence
 
-    def fill(self, start: int, end: int, batch: Batch, b: int) -> None:
-        """Write the inputs and targets `start` … `end` - 1 of all into row b of a batch, of the own direction."""
+    def fill(self, places: np.ndarray, batch: Batch, at: Any) -> None:
+        """Write the inputs at `places` among all, and their targets, into the slots `at` of the own rows of a batch."""
         rows = batch.backward if self._backward else batch
-        at = 0
-        for number, first, stop in self._parts(start, end):
-            ids, characters = self._sentences.read(number, self._backward)
-            slots = slice(at, at + stop - first)
-            rows.ids[b, slots], rows.targets[b, slots] = ids[first:stop], ids[first + 1 : stop + 1]
-            if characters is not None:
-                rows.characters[b, slots] = characters[first:stop]
-            at = slots.stop
-        rows.positions[b, :at] = np.arange(at)
-        rows.segments[b, :at] = 1
-        rows.weights[b, :at] = 1
+        following = np.searchsorted(self._ends, places, side="right")
+        numbers = self._order[following]
+        lengths = self._sentences.lengths[numbers]
+        within = places - (self._ends[following] - lengths - 1)  # 0 to the length: the first input to the last
+        inputs, targets = (lengths + 1 - within, lengths - within) if self._backward else (within, within + 1)
+        types = self._sentences.types(numbers, inputs)
+        rows.ids[at] = self._sentences.ids[types]
+        rows.targets[at] = self._sentences.ids[self._sentences.types(numbers, targets)]
+        if rows.characters is not None:
+            rows.characters[at] = self._sentences.character_table[types]
+        rows.positions[at] = np.arange(places.shape[-1])
+        rows.segments[at] = 1
+        rows.weights[at] = 1
 
     def origins(self, start: int, end: int) -> list[RowOrigin]:
-        """Return the origins of the sentences of these inputs, each whole."""
-        return [self._sentences.origin(number, self._backward) for number, _, _ in self._parts(start, end)]
-
-    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the sentences of the inputs `start` … `end` - 1: number, first input and end within the sentence."""
-        place = int(np.searchsorted(self._ends, start, side="right"))
-        while start < end:
-            number = int(self._order[place])
-            begin = int(self._ends[place]) - int(self._sentences.lengths[number]) - 1
-            stop = min(int(self._ends[place]), end)
-            yield number, start - begin, stop - begin
-            start, place = stop, place + 1
+        """Return the origins of the sentences of the inputs `start` … `end` - 1, each whole."""
+        first, last = np.searchsorted(self._ends, (start, end - 1), side="right").tolist()
+        return [self._sentences.origin(number, self._backward) for number in self._order[first : last + 1].tolist()]
 
 
 def shuffled(count: int, seed: int, version: int, epoch: int, backward: bool) -> np.ndarray:
@@ -202,8 +193,8 @@ class SentenceStreamRows:
     direction has the same sizes and an order of its own. `begins` is True in the first rows of an epoch. rows: number
     of rows per epoch. unused: number of targets in no row.
 
-    Each order is made once per epoch. Memory: 12 bytes per sentence, direction and epoch that is read, those of
-    `Sentences` and temporarily 24 bytes per sentence.
+    Each order is made once per epoch. Memory besides that of `Sentences`: 12 bytes per sentence, direction and epoch,
+    of which two are kept, and 24 bytes per sentence while an order is made.
     Raises InputError if the text is too short for one row per stream.
     """
 
@@ -232,19 +223,19 @@ class SentenceStreamRows:
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch:
         """Return the rows of these indices as one batch, (len(indices), L)."""
         batch = self.empty(len(indices))
-        for b, index in enumerate(indices):
-            epoch, start, first = self._place(int(index))
-            batch.begins[b] = first
+        epochs, starts = self._places(indices)
+        batch.begins[:] = starts % self._stream == 0
+        for epoch in np.unique(epochs).tolist():
+            own = np.flatnonzero(epochs == epoch)
             for direction in self._directions(epoch):
-                direction.fill(start, start + self.length, batch, b)
+                direction.fill(starts[own, None] + np.arange(self.length), batch, own)
         return batch
 
     def origin(self, index: int) -> list[RowOrigin]:
         """Return the origins of the sentences of a row, each whole: those read forward, then those read backward."""
-        epoch, start, _ = self._place(index)
-        return [
-            origin for direction in self._directions(epoch) for origin in direction.origins(start, start + self.length)
-        ]
+        (epoch,), (start,) = (found.tolist() for found in self._places([index]))
+        end = start + self.length
+        return [origin for direction in self._directions(epoch) for origin in direction.origins(start, end)]
 
     def inputs(self, steps: int) -> int:
         """Return the inputs of one stream, in one direction, in the first `steps` steps."""
@@ -264,8 +255,8 @@ class SentenceStreamRows:
         forward, backward = (shuffled(len(self.sentences), self._seed, version, epoch, way) for way in (False, True))
         return Direction(self.sentences, forward, False), Direction(self.sentences, backward, True)
 
-    def _place(self, index: int) -> tuple[int, int, bool]:
-        """Return the epoch of row `index`, its first input among all, and whether it is the first of its stream."""
-        step, stream = divmod(index, self.batch_size)
-        start, _ = self.windows.place(step)
-        return step // self.windows.per_epoch, stream * self._stream + start, start == 0
+    def _places(self, indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the epochs of rows, and their first inputs among all of the epoch, both int64 (len(indices),)."""
+        steps, streams = np.divmod(np.asarray(indices, np.int64), self.batch_size)
+        epochs, windows = np.divmod(steps, self.windows.per_epoch)
+        return epochs, streams * self._stream + windows * self.length

@@ -182,6 +182,15 @@ class Store:
             ids[self.unknown_places[begin:stop] - first] = self.unknown_words[begin:stop] + self.vocab_size
         return ids
 
+    def word_ids_at(self, places: np.ndarray) -> np.ndarray:
+        """Return the same for the tokens at `places`, of any shape. The first call checks the tokens as a whole."""
+        ids = self.tokens[places].astype(np.int32)
+        if self.num_types is not None and len(self.unknown_places):
+            found = np.minimum(np.searchsorted(self.unknown_places, places), len(self.unknown_places) - 1)
+            unknown = self.unknown_places[found] == places
+            ids[unknown] = self.unknown_words[found[unknown]] + self.vocab_size
+        return ids
+
     def spellings(self, first: int, end: int) -> list[str]:
         """Return the text of the words first … end - 1, of those that `word_ids` returns: an id's is its piece."""
         found = self._pieces[first:end]

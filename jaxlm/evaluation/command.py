@@ -25,7 +25,7 @@ from jaxlm.errors import RunError, names_arguments
 from jaxlm.evaluation.arguments import EVALUATIONS, Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
 from jaxlm.files import atomic_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import default_batch_size
 from jaxlm.progress import Progress
 from jaxlm.ranges import checked
 from jaxlm.training.config import check_sizes

@@ -19,7 +19,7 @@ from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
 from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, output_file, say, shows_progress, values_json
 from jaxlm.files import atomic_output, check_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
-from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import default_batch_size
 from jaxlm.inference.text_scoring import check_masked_lm
 from jaxlm.interop.sources import KINDS
 from jaxlm.models.family import UNLIMITED

@@ -24,9 +24,10 @@ from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
 from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
+from jaxlm.inference.word_features import WordFeatures, with_features, word_features
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.ranges import SEEDS
-from jaxlm.runs.directory import RunDirectory, saved_config
+from jaxlm.runs.directory import FEATURES, RunDirectory, saved_config
 from jaxlm.runs.recorder import Callback, Observer
 from jaxlm.tasks import CustomConfig, Encoded, Task, TaskData, TaskOptions, TrainBatches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
@@ -139,7 +140,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     check_batches(planned.config, mesh)
     with use_mesh(mesh):
         planned.config.execution.compute_dtype()  # refuses float16 on a TPU before a directory is made
-    encoded = encoded_splits(planned)
+    encoded = encoded_splits(planned, mesh, RunDirectory(arguments.run).path)
     config, num_steps = _with_steps(planned, encoded)
     config = _fitted(config, planned, encoded, mesh)
     run, task, source = RunDirectory(arguments.run), planned.task, planned.source
@@ -172,7 +173,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             observer.say(line)
         if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:
             log.warning("%s", warning)
-        selection, keep = selection_rows(planned, encoded), arguments.keep
+        selection, keep = selection_rows(planned, encoded, mesh), arguments.keep
         shared = run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer
         context = TrialContext(*shared, planned.tokenizer, selection, keep)
         programs = make_programs(context)
@@ -206,6 +207,7 @@ class Plan:
     source: start.Source | None
     rates: tuple[float, ...]
     notes: tuple[str, ...]
+    features: tuple[WordFeatures, ...] = ()
 
 
 def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
@@ -239,6 +241,9 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
+    features = word_features(config.word_features, arguments.run)
+    if features:
+        config = replace(config, model=replace(config.model, features=tuple(one.shape for one in features)))
     saved = saved_config(arguments.run)
     longest = build(config.model).max_length
     if source is not None and not arguments.beyond_length:
@@ -258,7 +263,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         *weight_notes(task),
         *_unused(config, task),
     )
-    return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes)
+    return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes, features)
 
 
 def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: CustomConfig) -> Task:
@@ -305,27 +310,33 @@ def notes_on_length(
     return tuple(notes)
 
 
-def encoded_splits(planned: Plan) -> dict[str, Encoded]:
-    """Return the splits of the task as token sequences. InputError if a batch does not fit the memory."""
+def encoded_splits(planned: Plan, mesh: Mesh, run: Path) -> dict[str, Encoded]:
+    """Return the splits of the task as token sequences. InputError if a batch does not fit the memory.
+
+    run: the directory in which features of words are kept.
+    """
     input_format = family_of(planned.config.model).input_format
     encoded = {
         split: tasks.encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
         for split in planned.data.splits
     }
+    kept = run / FEATURES
+    encoded = {split: with_features(rows, planned.features, mesh, kept) for split, rows in encoded.items()}
     row = encoded["train"].batch(np.array([0]), encoded["train"].largest, 1)
     check_batch_memory(row, planned.batch_size)
     check_batch_memory(row, planned.config.eval_batch_size or planned.batch_size, "eval_batch_size")
     return encoded
 
 
-def selection_rows(planned: Plan, encoded: Mapping[str, Encoded]) -> Encoded:
+def selection_rows(planned: Plan, encoded: Mapping[str, Encoded], mesh: Mesh) -> Encoded:
     """Return the rows of the split that selects which evaluations during training use."""
     count, task, config = planned.config.eval_rows, planned.task, planned.config
     examples = planned.data.splits[task.selects].examples
     if count is None or count >= len(examples):
         return encoded[task.selects]
     some, input_format = examples[:count], family_of(config.model).input_format
-    return tasks.encode_examples(task, some, planned.tokenizer, planned.length, input_format, part=task.selects)
+    rows = tasks.encode_examples(task, some, planned.tokenizer, planned.length, input_format, part=task.selects)
+    return with_features(rows, planned.features, mesh)
 
 
 def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[FinetuneConfig, int]:
@@ -369,7 +380,8 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
             "tokenizer": planned.tokenizer.fingerprint,
             "task_data": planned.data.fingerprint(),
             "start": None if source is None else source.fingerprint,
-        },
+        }
+        | ({"word_features": [one.source.fingerprint for one in planned.features]} if planned.features else {}),
     ) | {
         "task": planned.task.name,
         "task_dir": arguments.task_dir,

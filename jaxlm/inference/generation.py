@@ -21,7 +21,7 @@ from jaxlm.errors import InputError
 from jaxlm.inference.arguments import GenerationSettings
 from jaxlm.inference.decoding import CachedModel, Prompt, filled, for_inference, length_bucket
 from jaxlm.inference.loaded_run import LoadedRun, for_reading
-from jaxlm.inference.prediction import default_batch_size
+from jaxlm.inference.rows import default_batch_size
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.strategies import ENDED, BeamSearch, Sampler
 from jaxlm.models import ModelConfig, build, family_of

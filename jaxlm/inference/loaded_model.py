@@ -19,7 +19,8 @@ from jaxlm.errors import InputError, names_arguments
 from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.prediction import Predictor, default_batch_size, empty_rows, in_chunks, warn_of_rows
+from jaxlm.inference.prediction import Predictor, empty_rows, in_chunks, warn_of_rows
+from jaxlm.inference.rows import default_batch_size
 from jaxlm.inference.text_scoring import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import (
     Step,

@@ -13,6 +13,7 @@ from jaxlm.errors import RunError
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.split_prediction import HeadPredictor, SplitPredictions, SplitPredictor
 from jaxlm.inference.text_prediction import TextPredictor
+from jaxlm.inference.word_features import with_features, word_features
 from jaxlm.tasks import FORMATS, Encoded, Size, encode_examples
 from jaxlm.tasks.batches import standard_sizes
 from jaxlm.tasks.predicted import check_embeddings, check_top_k, scores_of, tokens_of, with_inputs
@@ -37,12 +38,6 @@ def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-def default_batch_size(batch_size: int, mesh: Mesh) -> int:
-    """Return `batch_size`, rounded up to a multiple of the devices that share the rows of a batch."""
-    rows = mesh.shape["data"] * mesh.shape["fsdp"]
-    return -(-batch_size // rows) * rows
 
 
 def split_predictor(
@@ -80,6 +75,7 @@ class Predictor:
         self.limit = config.length or run.model.max_length
         self.batch_size = batch_size
         self._run = run
+        self._features = word_features(config.word_features, str(run.path))
         has_source = FORMATS[run.model.family.input_format].has_source
         self._predict = split_predictor(
             learner,
@@ -93,7 +89,9 @@ class Predictor:
     def encode(self, examples: Sequence[Any], *, part: str = "") -> Encoded:
         """Return examples as token sequences. part: name of their split in errors."""
         run = self._run
-        return encode_examples(self.task, examples, run.tokenizer, self.limit, run.model.family.input_format, part=part)
+        input_format = run.model.family.input_format
+        encoded = encode_examples(self.task, examples, run.tokenizer, self.limit, input_format, part=part)
+        return with_features(encoded, self._features, run.mesh)
 
     def predict(self, encoded: Encoded) -> SplitPredictions:
         """Return the outputs of every row, in order. The mesh of the run must be in use."""

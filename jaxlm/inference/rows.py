@@ -29,6 +29,12 @@ Key = TypeVar("Key")
 Sizes = tuple[int, ...]
 
 
+def default_batch_size(batch_size: int, mesh: Mesh) -> int:
+    """Return `batch_size`, rounded up to a multiple of the devices that share the rows of a batch."""
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-batch_size // rows) * rows
+
+
 @dataclass(frozen=True)
 class RowStep:
     """A compiled step, and the form of the rows that it reads. An item, for example a text, has any number of rows.

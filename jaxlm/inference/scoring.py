@@ -15,8 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import use_mesh, whole_to_devices
-from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, run
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, default_batch_size, padded, run
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.text import Tokenizer

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.distributed.config import check_batch
 from jaxlm.errors import InputError
 from jaxlm.inference.loaded_run import LoadedRun
-from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, padded, row_positions, run
+from jaxlm.inference.rows import BATCHES_SORTED, RowStep, batch_length, default_batch_size, padded, row_positions, run
 from jaxlm.inference.scoring import Score, Scored, Scorer, TokenScores, text_sequence
 from jaxlm.models.model import Inputs, Model
 from jaxlm.text import Tokenizer

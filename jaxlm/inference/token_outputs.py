@@ -20,8 +20,7 @@ from jaxlm.files import atomic_output, parse_json, read_regular
 from jaxlm.inference.arguments import Activations, Pooling
 from jaxlm.inference.decoding import length_bucket
 from jaxlm.inference.loaded_run import LoadedRun, load_run
-from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.rows import longest_first, padded, row_positions, run_batches
+from jaxlm.inference.rows import default_batch_size, longest_first, padded, row_positions, run_batches
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
 from jaxlm.models.model import Inputs, Model, source_inputs

@@ -67,6 +67,8 @@ class Family:
     characters: str | None = None
     """The field of the config with the number of characters of a token that its models read instead of the ids
     (`Inputs.characters`); None: they read ids."""
+    features: str | None = None
+    """The field of the config with the shapes of features of words; None: its models read no features."""
     sentence_marks: tuple[str, str] | None = None
     """The words before and after a sentence, which its models read and give no outputs for; None: there are none."""
     other_sizes: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +117,10 @@ class Family:
     def num_segments(self, config: Any) -> int:
         """Return the number of segments of a pair that a model tells apart."""
         return 1 if self.segment_types is None else getattr(config, self.segment_types)
+
+    def feature_shapes(self, config: Any) -> tuple[tuple[int, int], ...]:
+        """Return the layers and the width of each of the features that a model reads (`Inputs.features`)."""
+        return () if self.features is None else getattr(config, self.features)
 
     def num_characters(self, config: Any) -> int:
         """Return the number of characters of a token that a model reads; 0: it reads ids."""

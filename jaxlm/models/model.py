@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
     characters: int32 (B, L, C), the characters of each token (`jaxlm/nn/characters.py`), for families that read them;
     None for all others. backward: the rows that the backward direction of a bidirectional language model reads, in the
     order in which it reads them, in training those of another stream of reversed sentences; None: it reads the same
-    rows, their real part, from right to left.
+    rows, their real part, from right to left. features: float32 (B, L, layers, D) each, states of other models.
 
     Example:
       >>> inputs = jaxlm.Inputs(ids=[[5, 6, 7]], positions=[[0, 1, 2]])
@@ -46,6 +46,7 @@ class Inputs(NamedTuple):
     source: "Inputs | None" = None
     characters: jax.Array | None = None
     backward: "Inputs | None" = None
+    features: tuple[jax.Array, ...] = ()
 
 
 def source_inputs(ids_BS: Any, segments_BS: Any = None) -> Inputs:
@@ -199,10 +200,12 @@ class Model:
         return self.module.init(key, self.example_inputs())["params"]
 
     def example_inputs(self) -> Inputs:
-        """Return one row of one token, with a source or characters if the model reads them."""
+        """Return one row of one token, with a source, characters or features if the model reads them."""
         ids = jnp.zeros((1, 1), jnp.int32)
         characters = jnp.zeros((1, 1, self.num_characters), jnp.int32) if self.num_characters else None
-        return Inputs(ids, ids, source=Inputs(ids, ids) if self.has_source else None, characters=characters)
+        source = Inputs(ids, ids) if self.has_source else None
+        features = tuple(jnp.zeros((1, 1, *shape)) for shape in self.family.feature_shapes(self.config))
+        return Inputs(ids, ids, source=source, characters=characters, features=features)
 
     def __call__(
         self, params: Any, inputs: Inputs, carry: Any = None, *, key: jax.Array | None = None, layers: bool = False

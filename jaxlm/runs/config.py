@@ -26,6 +26,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "options.beams": 1,
     "options.length_penalty": 1.0,
     "select": "last",
+    "word_features": [],
     "custom.separator": "auto",
     "data.reset_probability": 0.0,
     "execution.deterministic": False,

@@ -42,6 +42,7 @@ from jaxlm.wording import similar_directory
 log = logging.getLogger(__name__)
 
 CONTINUED = ("num_steps", "num_epochs", "optimizer.")  # fields that a run which continues another's state may change
+FEATURES = "features"  # states of other models, which fine-tuning computes before the run begins
 _locks: list[TextIO] = []  # referenced here, so that the lock outlives a RunDirectory that is garbage-collected
 
 
@@ -367,8 +368,12 @@ def split_start(start: str) -> tuple[Path | str, int | None]:
 
 
 def _is_ours(name: str) -> bool:
-    """Return True if an early kill, a user or a shell may leave a file of this name in a run directory."""
-    return name in (LOCK, "config.json.tmp", "config.json.partial") or name.startswith(".") or name.endswith(".log")
+    """Return True if an early kill, a user or a shell may leave this name in the directory of a run to be."""
+    return (
+        name in (LOCK, FEATURES, "config.json.tmp", "config.json.partial")
+        or name.startswith(".")
+        or name.endswith(".log")
+    )
 
 
 def _without(config: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, Any]:

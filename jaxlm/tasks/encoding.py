@@ -89,11 +89,13 @@ class Encoded(abc.ABC):
 
 
 class Spelling(NamedTuple):
-    """The characters of the tokens of a split. numbers: int32 (total,), the word of each. table: int32 (words + 1, C).
+    """The spelling of the tokens of a split.
 
-    The table has the characters of each different word (`jaxlm/text/characters.py`), and at last padding.
+    words: the different ones. numbers: int32 (total,), the number of each token in `words`. table: int32
+    (words + 1, C), the characters of each word (`jaxlm/text/characters.py`), and at last padding.
     """
 
+    words: tuple[str, ...]
     numbers: np.ndarray
     table: np.ndarray
 
@@ -102,8 +104,9 @@ def spelling_of(words: Iterable[str]) -> Spelling:
     """Return the characters of the tokens of a split."""
     known: dict[str, int] = {}
     numbers = [known.setdefault(word, len(known)) for word in words]
-    table = character_ids(known)
-    return Spelling(np.array(numbers, np.int32), np.concatenate([table, np.full_like(table[:1], PADDING)]))
+    table = character_ids([*known, ""])
+    table[-1] = PADDING
+    return Spelling(tuple(known), np.array(numbers, np.int32), table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +151,23 @@ class LabelledRows(Encoded):
 class SpelledRows(LabelledRows):
     """Rows whose batches have the characters of each token, for models that read them.
 
-    spelling: the characters of the tokens in the order of `spelled`; None for models that read ids alone.
+    spelling: the characters of the tokens in the order of `spelled`; None for models that read ids alone. features:
+    float32 (tokens, layers, D) each, features of other models for these tokens (`jaxlm/inference/word_features.py`).
     """
 
     spelling: Spelling | None = None
+    features: tuple[np.ndarray, ...] = ()
+
+    @property
+    @abc.abstractmethod
+    def borders(self) -> np.ndarray:
+        """The first token of each sentence, and the number of tokens, int (sentences + 1,)."""
+
+    def sentences(self) -> list[list[str]]:
+        """Return the tokens of each sentence as text."""
+        assert self.spelling is not None, "the model reads words"
+        words, numbers = self.spelling.words, self.spelling.numbers
+        return [[words[i] for i in numbers[low:high]] for low, high in itertools.pairwise(self.borders)]
 
     @abc.abstractmethod
     def spelled(self, row: int) -> list[tuple[int, int]]:
@@ -162,10 +178,13 @@ class SpelledRows(LabelledRows):
         if self.spelling is None:
             return found
         numbers = np.full(found.ids.shape, -1, np.int32)  # padding
+        features = tuple(np.zeros((*found.ids.shape, *of.shape[1:]), np.float32) for of in self.features)
         for position, row in enumerate(rows):
             for number, (low, high) in enumerate(self.spelled(int(row))):
                 numbers[position, number, : high - low] = self.spelling.numbers[low:high]
-        return dataclasses.replace(found, characters=self.spelling.table[numbers])
+                for batch, of_tokens in zip(features, self.features, strict=True):
+                    batch[position, number, : high - low] = of_tokens[low:high]
+        return dataclasses.replace(found, characters=self.spelling.table[numbers], features=features)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +205,10 @@ class EncodedSplit(SpelledRows):
 
     def sequences(self, row: int) -> list[np.ndarray]:
         return [self.ids[low:high] for low, high in self.spelled(row)]
+
+    @property
+    def borders(self) -> np.ndarray:
+        return self.starts
 
     def spelled(self, row: int) -> list[tuple[int, int]]:
         first = row * self.num_sequences

@@ -201,6 +201,10 @@ class TaggedSplit(SpelledRows):
         low, high = self.read[row]
         return [np.concatenate([self.before, self.ids[low:high], self.after]).astype(np.int32)]
 
+    @property
+    def borders(self) -> np.ndarray:
+        return np.append(self.own[:, 0], len(self.ids))
+
     def spelled(self, row: int) -> list[tuple[int, int]]:
         low, high = self.read[row].tolist()
         return [(low, high)]

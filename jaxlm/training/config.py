@@ -233,6 +233,9 @@ class FinetuneConfig(RunConfig):
     the end of a document before each text, as in the language model's training, and nothing after the last text."""
     features: Features = "last"
     """Layers of the encoder that a bilstm head reads, the rows of BERT's table 7."""
+    word_features: tuple[str, ...] = ()
+    """RUN or RUN:LAYERS …, models whose states a network over words reads beside the words, with LAYERS as 0,1,2; 0 are
+    the embeddings, -1 is the last layer. Default: all layers. Their states are computed once and do not change."""
     backprop_window: Natural = 0
     """Tokens after which the gradient ends, for a model that carries a state: a text is read in windows of this length,
     each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
@@ -291,6 +294,7 @@ class FinetuneConfig(RunConfig):
         ):
             keep_default(self, applies, name, default, reason, *fix)
         self._check_head(family)
+        keep_default(self, family.features is None, "word_features", (), f"for {title}, which reads none")
         if not family.stacks and (kept or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"

@@ -21,8 +21,7 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.inference.decoding import CachedModel, Prompt, filled
 from jaxlm.inference.generation import TextStream, collect
 from jaxlm.inference.loaded_run import LoadedRun
-from jaxlm.inference.prediction import default_batch_size
-from jaxlm.inference.rows import longest_first
+from jaxlm.inference.rows import default_batch_size, longest_first
 from jaxlm.inference.scoring import Scored, Scorer
 from jaxlm.inference.strategies import Sampler, Sampling
 from jaxlm.models.family import DEFAULT_WINDOW, UNLIMITED

@@ -74,6 +74,8 @@ def test_every_word_has_its_spelling(tmp_path):
         for _ in range(200):
             first, end = sorted(rng.choices(range(store.num_tokens + 1), k=2))
             np.testing.assert_array_equal(store.word_ids(first, end), ids[first:end])
+            places = np.random.default_rng(first).integers(store.num_tokens, size=(3, 7))
+            np.testing.assert_array_equal(store.word_ids_at(places), ids[places], strict=True)
         store.verify()
     assert f"{store.num_types - size:,} words without an id" in "\n".join(store_lines(store, 1))
 

@@ -112,4 +112,4 @@ class ValidationSentences(ValidationRows):
         end = min(start + self._length, (stream + 1) * self._stream, self.num_targets)
         if start < end:
             for direction in self._directions:
-                direction.fill(start, end, batch, b)
+                direction.fill(np.arange(start, end), batch, (b, slice(end - start)))

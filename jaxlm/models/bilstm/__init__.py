@@ -25,6 +25,8 @@ class BiLSTMConfig(FamilyConfig):
     """Width of the vector of a character. 0: a word is known by its id alone."""
     filters: tuple[tuple[Count, Count], ...] = ((2, 100), (3, 100), (4, 100))
     """Width and number of the filters of each convolution over the characters of a word."""
+    features: tuple[tuple[Count, Count], ...] = ()
+    """Layers and width of the features of each run in --word-features, from which it is set."""
     num_layers: Count = 2
     """Number of layers."""
     width: Count = 1024
@@ -83,6 +85,7 @@ FAMILY = Family(
     objectives=lambda config: (),
     layouts=(),
     characters="characters_read",
+    features="features",
     other_sizes={"units": "units"},
     keeps_output_layer=False,
     stacks={},

@@ -20,13 +20,15 @@ from jaxlm.nn.characters import CharacterEncoder
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, embed, fold
 from jaxlm.nn.recurrence import BiLSTM
+from jaxlm.nn.scalar_mix import ScalarMix
 
 
 def flops_per_token(config: BiLSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per word, forward and backward: six per multiplication."""
     places = [(config.characters_read - width + 1, width, number) for width, number in config.filters]
     total = sum(count * width * config.character_width * number for count, width, number in places)
-    inputs = config.word_width + (sum(number for _, number in config.filters) if config.character_width else 0)
+    inputs = sum(width for _, width in config.features)
+    inputs += config.word_width + (sum(number for _, number in config.filters) if config.character_width else 0)
     for units in config.units:
         total += 2 * ((inputs + config.width // 2) * 4 * units + units * config.projection)
         inputs = config.width
@@ -47,18 +49,21 @@ class WordBiLSTM(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD = constrain(WordVectors(config, self.execution, name="embeddings")(inputs, key), STATES)
+        x_BLD = constrain(WordVectors(config, self.execution, name="embeddings")(inputs, fold(key, 0)), STATES)
         real_BL = jnp.ones_like(inputs.ids, bool) if inputs.segments is None else inputs.segments > 0
         hidden = [x_BLD]
         for number, units in enumerate(config.units):
             layer = BiLSTM(units, 1, config.projection, x_BLD.dtype, name=f"layer_{number}")
             y_BLD = layer(hidden[-1], real_BL).astype(x_BLD.dtype)
-            hidden.append(constrain(dropout(y_BLD, config.dropout_rate, fold(key, number + 2)), STATES))
+            hidden.append(constrain(dropout(y_BLD, config.dropout_rate, fold(key, number + 1)), STATES))
         return Outputs(hidden[-1], _stacked(hidden, config.width) if layers else None, None, None)
 
 
 class WordVectors(nn.Module):
-    """Vectors of words: a table by id and features of the characters, side by side, with dropout."""
+    """Vectors of words, side by side, with dropout: a table by id, features of the characters, states of other models.
+
+    The layers of another model are added with weights that are trained (Peters et al., 2018, equation 1).
+    """
 
     config: BiLSTMConfig
     execution: Execution
@@ -77,6 +82,10 @@ class WordVectors(nn.Module):
             assert inputs.characters is not None, "the input format of the family has characters"
             features = encoder(inputs.characters)
             parts.append(dropout(features, config.embedding_dropout_rate, fold(key, 1)))
+        for number in range(len(config.features)):
+            mixed = ScalarMix(name=f"mix_{number}")(jnp.moveaxis(inputs.features[number], 2, 0))
+            mixed = mixed.astype(self.execution.compute_dtype())
+            parts.append(dropout(mixed, config.embedding_dropout_rate, fold(key, number + 2)))
         return jnp.concatenate(parts, axis=-1)
 
 

@@ -69,7 +69,8 @@ def sequence_inputs(model: Model, batch: ExampleBatch) -> Inputs:
     real = index_L < lengths
     types = (real & (index_L >= second)).astype(jnp.int32)
     characters = None if batch.characters is None else batch.characters.reshape(*ids.shape, -1)
-    return Inputs(ids, positions, real.astype(jnp.int32), types, characters=characters)
+    features = tuple(of.reshape(*ids.shape, *of.shape[-2:]) for of in batch.features)
+    return Inputs(ids, positions, real.astype(jnp.int32), types, characters=characters, features=features)
 
 
 def by_sequence(outputs: Outputs, batch: ExampleBatch) -> jax.Array:

@@ -1,0 +1,149 @@
+"""Features of words from the layers of other models, which a network over words reads beside the words.
+
+Peters et al. (2018, section 3.2) and McCann et al. (2017, section 4) give a task network the states of a model that
+stays fixed. They are computed once, and kept in a file that is named by what they depend on: the parameters of the
+model, the layers and the words. A word's states are those of its first token; a word without a token has zeros. The
+state of a recurrent model is empty before each sentence.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxlm.distributed.processes import first_process_decides
+from jaxlm.errors import InputError
+from jaxlm.files import atomic_output
+from jaxlm.inference.loaded_run import LoadedRun, load_model
+from jaxlm.inference.token_outputs import TokenRow, arranged, states_step, token_outputs, worded
+from jaxlm.models import build
+from jaxlm.tasks.encoding import SpelledRows
+from jaxlm.tasks.token_rows import first_tokens
+from jaxlm.training.start import Source, source_of
+
+BATCH_SIZE = 32
+_SPEC = re.compile(r"(?P<name>.+?)(?::(?P<layers>all|-?\d+(,-?\d+)*))?")
+
+
+@dataclass(frozen=True)
+class WordFeatures:
+    """The features of words from one model. spec: RUN[:LAYERS], as given. source: the model's files.
+
+    layers: those that are read, 0 are the embeddings, -1 is the last one.
+    """
+
+    spec: str
+    name: str
+    layers: tuple[int, ...]
+    source: Source
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """The number of layers and their width."""
+        model = build(self.source.model)
+
+        def layers(key: jax.Array) -> Any:
+            return model({"backbone": model.init(key)}, model.example_inputs(), layers=True).layers
+
+        return len(self.layers), int(jax.eval_shape(layers, jax.random.key(0)).shape[-1])
+
+    def of(self, encoded: SpelledRows, mesh: Mesh, kept: Path | None) -> np.ndarray:
+        """Return the features of the tokens of a split, float32 (tokens, layers, D).
+
+        kept: a directory from which they are read, or into which they are written; None: they are computed.
+        """
+        sentences = encoded.sentences()
+        if kept is None:
+            return self._computed(sentences, mesh)
+        file = kept / f"{self._digest(sentences)}.npy"
+        if not first_process_decides(file.exists):
+            found = self._computed(sentences, mesh)
+            if jax.process_index() == 0:
+                kept.mkdir(parents=True, exist_ok=True)
+                with atomic_output(file, "wb") as opened:
+                    np.save(opened, found)  # type: ignore[arg-type]
+            return found
+        read: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+        return read
+
+    def _digest(self, sentences: Sequence[Sequence[str]]) -> str:
+        text = "\n".join(" ".join(words) for words in sentences)
+        parts = (self.source.fingerprint, " ".join(map(str, self.layers)), text)
+        return hashlib.sha256("\n\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def _computed(self, sentences: Sequence[Sequence[str]], mesh: Mesh) -> np.ndarray:
+        run = load_model(self.name, mesh=mesh)
+        found = np.zeros((sum(map(len, sentences)), *self.shape), np.float32)
+        first, step = 0, states_step(run.model, self.layers, run.mesh)
+        rows = [_row_of(run, words) for words in sentences]
+        values = self.shape[0] * self.shape[1]
+        outputs = token_outputs(
+            *(step, run.params, [row for row, _ in rows]),
+            mesh=run.mesh,
+            batch_size=BATCH_SIZE,
+            longest=run.positions(beyond=False),
+            values=values,
+        )
+        for words, (_, places), of_tokens in zip(sentences, rows, outputs, strict=True):
+            has_token = np.flatnonzero(places >= 0)
+            found[first + has_token] = of_tokens[places[has_token]]
+            first += len(words)
+        return found
+
+
+def word_features(specs: Sequence[str], run: str) -> tuple[WordFeatures, ...]:
+    """Return the features that RUN[:LAYERS] name, without a device. run: the directory of the run that reads them.
+
+    InputError for another form, a missing run, or a layer that it does not have.
+    """
+    return tuple(_parsed(spec, run) for spec in specs)
+
+
+def with_features(encoded: Any, features: Sequence[WordFeatures], mesh: Mesh, kept: Path | None = None) -> Any:
+    """Return a split with the features of its words; see `WordFeatures.of`."""
+    if not features:
+        return encoded
+    return dataclasses.replace(encoded, features=tuple(one.of(encoded, mesh, kept) for one in features))
+
+
+def _parsed(spec: str, run: str) -> WordFeatures:
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise InputError(f"word_features must be RUN or RUN:LAYERS, got {spec!r}; give layers as 0,1,2 or all")
+    name, given = match["name"], match["layers"] or "all"
+    source = source_of(run, name)
+    most = build(source.model).family.num_layers(source.model)
+    layers = tuple(range(most + 1)) if given == "all" else tuple(map(int, given.split(",")))
+    if wrong := [layer for layer in layers if not -most - 1 <= layer <= most]:
+        raise InputError(
+            f"word_features must have layers from {-most - 1} to {most} for {name}, got {wrong[0]}; 0 are the "
+            "embeddings, -1 is the last layer"
+        )
+    if build(source.model).has_source:
+        raise InputError(f"word_features must be of models that read one text, got {name}; give another run")
+    return WordFeatures(spec, name, layers, source)
+
+
+def _row_of(run: LoadedRun, words: Sequence[str]) -> tuple[TokenRow, np.ndarray]:
+    """Return a sentence as a model reads it, and the place of each word in its outputs, int (words,); -1: none."""
+    text, longest = " ".join(words), run.positions(beyond=False)
+    if run.model.num_characters:
+        row, _ = worded(run, text, longest)
+        places = np.arange(len(words))
+        return row, np.where(places < len(range(*row.kept.indices(len(row.ids)))), places, -1)
+    ((ids, offsets),) = run.tokenizer.encode_batch_with_offsets([text])
+    row, _ = arranged(run, [ids], longest)
+    before = next(n for n in range(len(row.ids)) if list(row.ids[n : n + 1]) == ids[:1])
+    places = np.full(len(words), -1)
+    for token, word in enumerate(first_tokens(words, offsets)):
+        if word >= 0 and before + token < len(row.ids):
+            places[word] = before + token
+    return row, places

@@ -1,0 +1,18 @@
+"""A weighted sum of layers, whose weights are trained."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxlm.distributed.mesh import with_axes
+
+
+class ScalarMix(nn.Module):
+    """gamma sum_j softmax(w)_j h_j with w from 0 and gamma from 1 (Peters et al., 2018, equation 1)."""
+
+    @nn.compact
+    def __call__(self, layers_NBLD: jax.Array) -> jax.Array:
+        """Return float32 (B, L, D)."""
+        weights = self.param("weights", with_axes(nn.initializers.zeros_init(), ("mixed",)), (len(layers_NBLD),))
+        gamma = self.param("gamma", with_axes(nn.initializers.ones_init(), ()), ())
+        return gamma * jnp.einsum("n,nbld->bld", jax.nn.softmax(weights), layers_NBLD.astype(jnp.float32))
