@@ -1,0 +1,122 @@
+"""Features of words from other models: what they are, the files that keep them, and runs that read them."""
+
+import numpy as np
+import pytest
+import toy_encoder
+import toy_runs
+from toy_runs import assert_one_line, make_word_stores, run_here
+
+import jaxlm
+from jaxlm import predict
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
+from jaxlm.inference.word_features import with_features, word_features
+from jaxlm.tasks import encode_examples
+from jaxlm.tasks.examples import TaggedSentence
+from jaxlm.tasks.kinds.tags import Tagging
+from jaxlm.text import tokenizer_from_spec
+
+toy_runs.COMMANDS["predict"] = predict.main
+TASK = Tagging(name="toy", labels=("O", "B-X", "I-X"))
+SENTENCES = ("bada zizi", "zizi", "bobo bada zizi bobo tutu")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A BERT with random parameters, a toy ELMo of a few steps, and the store of words that it read."""
+    place = tmp_path_factory.mktemp("features")
+    vocabulary = toy_encoder.write_vocabulary(place)
+    bert = toy_encoder.pretrained(place / "bert", vocabulary)
+    store, _ = make_word_stores(place)
+    elmo = place / "elmo"
+    ended = run_here("pretrain", "debug/elmo", "--run", elmo, "--data.store", store, "--num-steps", 2)
+    assert ended.code == 0, ended.errors
+    return {"bert": bert, "elmo": elmo, "store": store}
+
+
+def encoded(store, sentences=SENTENCES):
+    examples = [TaggedSentence(tuple(text.split())) for text in sentences]
+    return encode_examples(TASK, examples, tokenizer_from_spec(f"store:{store}"), 16, "words")
+
+
+@pytest.mark.parametrize("name", ["bert", "elmo"])
+def test_a_word_has_the_states_of_its_first_token(runs, name):
+    """The reference is the state of each token from the Python API, for each sentence alone.
+
+    Fails when a word has the state of another token, of a special one, of another sentence or of another layer.
+    """
+    (features,) = word_features([f"{runs[name]}:0,-1"], "none")
+    mesh = make_mesh(MeshConfig())
+    with use_mesh(mesh):
+        found = with_features(encoded(runs["store"]), [features], mesh).features[0]
+    model, first = jaxlm.load(str(runs[name])), 0
+    for text in SENTENCES:
+        (states,) = model.hidden_states([text])
+        tokens = [model.run.tokenizer.encode(word) for word in text.split()] if name == "bert" else text.split()
+        at = 1 if name == "bert" else 0  # after CLS
+        for own in tokens:
+            np.testing.assert_allclose(found[first], states[[0, -1], at], rtol=0, atol=1e-6, err_msg=text)
+            at, first = at + (len(own) if name == "bert" else 1), first + 1
+    assert first == len(found)
+
+
+def test_features_are_computed_once_and_read_to_the_bit(runs, tmp_path):
+    """Fails when a file of another text, of other layers or of another model is read, or a bit is lost in it."""
+    mesh = make_mesh(MeshConfig())
+    split = encoded(runs["store"])
+
+    def files():
+        return {file.name: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+
+    with use_mesh(mesh):
+        some = word_features([str(runs["elmo"]), f"{runs['bert']}:1"], "none")
+        computed = with_features(split, some, mesh)
+        made = with_features(split, some, mesh, tmp_path)
+        before = files()
+        read = with_features(split, some, mesh, tmp_path)
+        assert files() == before and len(before) == 2
+        others = word_features([f"{runs['elmo']}:0,1"], "none")
+        with_features(split, others, mesh, tmp_path)
+        with_features(encoded(runs["store"], SENTENCES[:2]), some, mesh, tmp_path)
+        assert len(files()) == 5
+    for one in (made, read):
+        for found, wanted in zip(one.features, computed.features, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    batch = read.batch(np.array([2, 1]), read.largest, 3)
+    np.testing.assert_array_equal(batch.features[0][1, 0, :1], read.features[0][2:3])
+    assert not np.any(batch.features[0][1, 0, 1:]) and not np.any(batch.features[0][2])
+
+
+def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
+    """Fails when a prediction has other features than the training had, or the mix is not trained."""
+    sentences = toy_encoder.make_files(tmp_path / "files", "tagging")
+    command = toy_encoder.arguments(tmp_path / "run", sentences, "tagging", "--tokenizer", f"store:{runs['store']}")
+    command[0] = "debug/finetune_bilstm"
+    ended = run_here("finetune", *command, "--word-features", f"{runs['elmo']}:all", runs["bert"])
+    assert ended.code == 0, ended.errors
+    tensors = jaxlm.load(str(tmp_path / "run")).params["backbone"]["embeddings"]
+    assert np.any(tensors["mix_0"]["weights"]) and np.any(tensors["mix_1"]["gamma"] != 1)
+    ended = run_here(
+        *("predict", "--run", tmp_path / "run", "--input", sentences / "dev.jsonl", "--output", tmp_path / "out.jsonl")
+    )
+    assert ended.code == 0, ended.errors
+    trained = [line for line in toy_encoder.lines(tmp_path / "run" / "predictions.jsonl") if line["split"] == "dev"]
+    again = toy_encoder.lines(tmp_path / "out.jsonl")
+    assert [line["prediction"] for line in trained] == [line["prediction"] for line in again]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{elmo}:0,3", "--word-features must have layers from -3 to 2 for"),
+        ("{elmo}/none", "no such run directory"),
+    ],
+)
+def test_features_that_are_not_there_are_refused(runs, tmp_path, given, said):
+    command = ["debug/finetune_bilstm", "--run", tmp_path / "run", "--task", "custom", "--tokenizer"]
+    command += [f"store:{runs['store']}", "--custom.kind", "tagging"]
+    files = toy_encoder.make_files(tmp_path / "files", "tagging")
+    command += ["--custom.train", files / "train.jsonl", "--custom.dev", files / "dev.jsonl"]
+    ended = run_here("finetune", *command, "--word-features", given.format(**runs))
+    assert_one_line(ended, 2, said)
+    ended = run_here("finetune", "debug/finetune_bert", *command[1:], "--word-features", given.format(**runs))
+    assert_one_line(ended, 2, "--word-features must be empty for an encoder (bert), which reads none")
