@@ -54,8 +54,8 @@ def empty_batch(rows: int, length: int) -> Batch:
     return Batch(ids, targets, positions, segments, np.zeros((rows, length), np.float32))
 
 
-def with_characters(batch: Batch, count: int) -> Batch:
-    """Return a batch whose tokens, those of both directions if it has two, have `count` characters: padding."""
+def with_characters(batch: Any, count: int) -> Any:
+    """Return a `Batch` whose tokens, those of both directions if it has two, have `count` characters: padding."""
     backward = None if batch.backward is None else with_characters(batch.backward, count)
     characters = np.full((*batch.ids.shape, count), PADDING, np.int32)
     return dataclasses.replace(batch, characters=characters, backward=backward)

@@ -310,7 +310,7 @@ def _padded(rows: Sequence[TokenRow], batch_size: int, length: int) -> Inputs:
     segments = [[1] * len(row.ids) for row in rows]
     types = [[0] * row.second + [1] * (len(row.ids) - row.second) for row in rows]
     ids, segments_BL, types_BL = (padded(of, batch_size, length) for of in ([row.ids for row in rows], segments, types))
-    characters = None
+    characters: Any = None
     if any(row.words for row in rows):
         characters = np.full((batch_size, length, NUM_CHARACTERS), PADDING, np.int32)
         for number, row in enumerate(rows):

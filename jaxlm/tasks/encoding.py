@@ -143,7 +143,7 @@ class LabelledRows(Encoded):
         weights, index = np.zeros(batch_size, np.float32), np.full(batch_size, -1, np.int32)
         weights[: len(rows)] = 1
         index[: len(rows)] = rows
-        marks = self.marks(rows, lengths, size.length)
+        marks: dict[str, Any] = self.marks(rows, lengths, size.length)
         return ExampleBatch(ids=ids, lengths=lengths, weights=weights, index=index, **marks)
 
 
