@@ -2,7 +2,7 @@
 
 Jean, Cho, Memisevic and Bengio, "On using very large target vocabulary for neural machine translation", 2015, in the
 form of TensorFlow's sampled_softmax_loss (nn_impl.py) with its sampler of log-uniform ids (range_sampler.cc). Ids must
-be sorted by frequency, the frequent ones first: id i of V is sampled with
+be sorted by frequency, the frequent ones first, or have a rank by which they are: rank i of V is sampled with
 
     p(i) = log((i + 2) / (i + 1)) / log(V + 1)
 
@@ -16,6 +16,7 @@ place of n, with the expected count 1 - exp(-p(i) time). With it a sum over the 
 (Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -57,8 +58,11 @@ def sampled_cross_entropy(
     targets_BL: jax.Array,
     weights_BL: jax.Array,
     sample: Sample,
+    rank: Callable[[jax.Array], jax.Array] = lambda ids: ids,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the sums of weighted negative log-likelihoods (nats) and of weighted hits among the target and a sample.
+
+    rank: ids -> their ranks by frequency, from 0.
 
     h_BLD is in the compute dtype, as are the products with the rows of table_VD; all else is float32. Hits, where the
     target has the highest corrected score, carry no gradient.
@@ -71,7 +75,7 @@ def sampled_cross_entropy(
         return constrain(jnp.take(table_VD, ids, axis=0).astype(h_TD.dtype), (None, "whole_width"))
 
     def offset(ids: jax.Array) -> jax.Array:
-        return jnp.take(bias_V, ids) - log_expected_count(ids, vocab_size, sample.time)
+        return jnp.take(bias_V, ids) - log_expected_count(rank(ids), vocab_size, sample.time)
 
     right_T = jnp.sum(h_TD.astype(jnp.float32) * rows(targets_T).astype(jnp.float32), axis=-1) + offset(targets_T)
     others_TK = jnp.dot(h_TD, rows(sample.ids).T, preferred_element_type=jnp.float32) + offset(sample.ids)
@@ -84,8 +88,12 @@ def sampled_cross_entropy(
 class SampledOutput(UntiedOutput):
     """Scores are h W^T + b, with W (V, D) and b (V,) of its own. The loss is over a `Sample`, or over all ids.
 
-    `Outputs.output` is the sample of a pass in training, and None in evaluation.
+    `Outputs.output` is the sample of a pass in training, and None in evaluation. rank: see `sampled_cross_entropy`.
     """
+
+    def __init__(self, *sizes: Any, rank: Callable[[jax.Array], jax.Array] = lambda ids: ids) -> None:
+        super().__init__(*sizes)
+        self.rank = rank
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         bias = with_axes(nn.initializers.zeros_init(), ("vocabulary",))(key, self.shape[:1])
@@ -114,4 +122,4 @@ class SampledOutput(UntiedOutput):
                 "label smoothing and a z-loss must be 0 for a sampled softmax, got "
                 f"{penalty.label_smoothing:g} and {penalty.z_loss:g}; leave them out"
             )
-        return sampled_cross_entropy(states, table_VD, bias_V, targets, weights, output)
+        return sampled_cross_entropy(states, table_VD, bias_V, targets, weights, output, self.rank)

@@ -159,3 +159,15 @@ def test_the_published_sizes_have_the_published_parameters():
 def test_sizes_that_no_model_can_have(change, said):
     with pytest.raises(InputError, match=said):
         dataclasses.replace(TOY, **change).check()
+
+
+def test_the_beginning_of_a_sentence_is_sampled_as_the_most_frequent_word():
+    """The layout of sentences gives it the last id. Fails when its expected count is that of the rarest word, so that
+    its score is not trained, or when a sampled rank is another id's.
+    """
+    params, inputs = random_params(), inputs_of(0)
+    keys = jax.random.split(jax.random.key(1), 200)
+    ids = np.stack([applied(params, inputs, key=key).output.ids for key in keys])
+    counts, last = np.bincount(ids.ravel(), minlength=TOY.vocab_size), TOY.vocab_size - 1
+    assert counts[last] == counts.max() > 2 * counts[15:last].max()
+    assert [int(MODEL.output_layer.rank(i)) for i in (last, 0, last - 1)] == [0, 1, last]

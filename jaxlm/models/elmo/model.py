@@ -110,12 +110,16 @@ class ELMo(nn.Module):
         return Outputs(states, stacked, after, self._samples(fold(key, last + 1)), hidden[-1])
 
     def _samples(self, key: jax.Array | None) -> Sample | None:
-        """Return the sampled ids of both directions, (2, K), and their times; None where all ids are used."""
+        """Return the sampled ids of both directions, (2, K), and their times; None where all ids are used.
+
+        The last id begins a sentence (`data/sentence_streams.py`), and is the most frequent one: it has the first rank.
+        """
         config = self.config
         if key is None or not 0 < config.negatives < config.vocab_size:
             return None
         keys = jax.random.split(key)
-        return jax.vmap(lambda key: sampled_ids(key, config.vocab_size, config.negatives))(keys)
+        ranks = jax.vmap(lambda key: sampled_ids(key, config.vocab_size, config.negatives))(keys)
+        return Sample((ranks.ids - 1) % config.vocab_size, ranks.time)
 
 
 class Layer(nn.Module):
@@ -165,7 +169,9 @@ class Direction(nn.Module):
 
 ARITHMETIC = Arithmetic(
     module=ELMo,
-    output_layer=lambda config: SampledOutput(config.vocab_size, config.projection, config.init_std),
+    output_layer=lambda config: SampledOutput(
+        config.vocab_size, config.projection, config.init_std, rank=lambda ids: (ids + 1) % config.vocab_size
+    ),
     flops_per_token=flops_per_token,
     initial_carry=lambda config, rows, dtype: empty_state(config, rows),
 )
