@@ -4,8 +4,8 @@ A mean over a batch that is split into micro-batches, devices or processes is ex
 the whole batch first. An objective computes its weights from the whole batch, and its sums from any part of it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -31,6 +31,10 @@ class Objective:
     update_statistics(params, means): called once per step with the updated parameters and all means, sum / weight over
     the whole batch. It moves the parameters that follow statistics of the batch instead of a gradient, and returns them
     with the means that are metrics. The sums of such statistics may be trees.
+    trains: a regular expression for the whole paths of the parameters that a step may change, such as `backbone/.*`.
+    All others keep their bits, and so does their part of the optimizer's state, as TensorFlow's optimizers leave
+    variables without a gradient alone. None: all parameters. others: the objectives of batches of other classes, where
+    a run has batches of several.
     """
 
     coefficients: dict[str, Coefficient]
@@ -42,6 +46,12 @@ class Objective:
         params,
         means,
     )
+    trains: str | None = None
+    others: Mapping[type, "Objective"] = field(default_factory=dict)
+
+    def of(self, batch: Any) -> "Objective":
+        """Return the objective of a batch, by its class."""
+        return self.others.get(type(batch), self)
 
     def coefficient(self, name: str, step: Any, num_steps: Any) -> jax.Array | float:
         """Return the coefficient of a term in update `step`, counted from 0, of a run of `num_steps`."""

@@ -27,6 +27,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "options.length_penalty": 1.0,
     "select": "last",
     "word_features": [],
+    "ema_of": "after",
     "custom.separator": "auto",
     "data.reset_probability": 0.0,
     "execution.deterministic": False,

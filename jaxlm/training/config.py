@@ -80,6 +80,9 @@ class RunConfig:
     ema: Annotated[float, Range(0, below=1, fix="give 0 for no average")] = 0.0
     """Decay of an exponential moving average of the parameters, for example 0.999. The average is evaluated, selected
     and kept, and is what other commands use. 0: no average."""
+    ema_of: Literal["after", "before"] = "after"
+    """Parameters that the average of ema takes in. after: those after each update, with a smaller decay in the first
+    updates. before: those before each update, with the same decay in all (CVT)."""
     spike_factor: float = 0.0
     """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
     on_spike: Literal["report", "skip"] = "report"
@@ -117,6 +120,7 @@ class RunConfig:
         self.model.check()
         self.optimizer.check()
         self.execution.check(self.model.num_layers)
+        keep_default(self, not self.ema, "ema_of", "after", "without ema", "give --ema too")
         if self.spike_factor and not self.spike_factor > 1:
             raise InputError(f"spike_factor must be above 1, or 0 for off, got {self.spike_factor:g}; give more")
         if self.on_spike == "skip" and not self.spike_factor:

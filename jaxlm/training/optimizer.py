@@ -120,6 +120,22 @@ def without_frozen(rules: Any, tree: Any) -> Any:
     return jax.tree.map(lambda rule, leaf: rule.trainable(leaf), rules, tree)
 
 
+def with_untrained_kept(trains: str | None, new: Any, old: Any) -> Any:
+    """Return a tree with the leaves of `old` for the parameters that a step does not train, and those of `new` else.
+
+    new, old: the parameters, or a tree with such trees among its nodes, as an optimizer's state; a leaf outside of them
+    is that of `new`. trains: see `Objective`.
+    """
+    if trains is None:
+        return new
+
+    def chosen(path: Any, new_leaf: Any, old_leaf: Any) -> Any:
+        name = "/".join(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+        return new_leaf if not name or re.fullmatch(trains, name) else old_leaf
+
+    return jax.tree_util.tree_map_with_path(chosen, new, old)
+
+
 def _check_layers(name: str, group: ParameterGroup, box: nn.LogicallyPartitioned) -> None:
     layers = box.value.shape[0] if box.names[:1] == ("layers",) else None
     for field, what in (("rate", "factor"), ("unfreeze_stage", "stage")):
@@ -389,15 +405,17 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
         constant_inverse_sqrt: max(f, 1 / sqrt(max(1, t / 10,000)))
         warmup_stable_decay  f + (1 - f) (1 - y)^p, y = max(0, x' - q) / (1 - q), x' = (t - w) / (T - w)
         slanted_triangular   f + (1 - f) (1 - x), and f + (1 - f) t / w during the warmup
+        one_plus_root        min(1, t / w) / (1 + 0.005 sqrt(t)), during the warmup too
 
     f: `floor`, p: `power`, q: `stable`. Polynomial decay is that of BERT's code, with p = 1. The inverse square root is
     that of Vaswani et al. (2017) and T5, in the form of big_vision and Hugging Face. Warmup, stable, decay: Hu et al.
     (2024, MiniCPM, section 4). Slanted triangles: Howard and Ruder (2018, ULMFiT, equation 3), with f = 1 / ratio and w
-    / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. x is measured from the
+    / T = cut_frac; the fall ends at the last step, as in their code, where the equation rounds. The root: Clark et al.
+    (2018, CVT), in tensorflow/models, cvt_text/model/multitask_model.py:80-88. x is measured from the
     end of the warmup, but in the published codes of GPT-1 and BERT from step 0 (`jaxlm.training.optimizer_variants`).
     """
     t = jnp.asarray(step, jnp.float32)
-    if config.decay == "slanted_triangular" or config.kind in ("openai_adam", "bert_adamw"):
+    if config.decay in ("slanted_triangular", "one_plus_root") or config.kind in ("openai_adam", "bert_adamw"):
         from jaxlm.training.optimizer_variants import published_rate
 
         return published_rate(config, t, schedule)

@@ -35,6 +35,8 @@ from jaxlm.training.optimizer_config import OptimizerConfig
 PyTree = Any
 Axes = tuple[int, ...]
 
+ROOT_DECAY = 0.005  # of one_plus_root (tensorflow/models, cvt_text/base/configure.py:74)
+
 # The paper's proposed hyperparameters, and the smallest matrix that T5's code factors.
 DECAY_EXPONENT = 0.8  # of b = 1 - t^-0.8
 EPS_SQUARE, EPS_SIZE = 1e-30, 1e-3  # eps1, eps2
@@ -187,15 +189,19 @@ def _zeros(p: Any, averaged: Axes) -> Any:
 
 
 def published_rate(config: OptimizerConfig, t: jax.Array, schedule: Schedule) -> jax.Array:
-    """Return the learning rate of update t of slanted triangles, or of the published codes of GPT-1 and BERT.
+    """Return the learning rate of update t of published schedules, or of the published codes of GPT-1 and BERT.
 
     slanted_triangular, with every kind of optimizer: the floor in the first update, the peak after the warmup, and the
-    floor again in the update after the last. bert_adamw: peak t / w before step w, and from there on the decay counted
-    from step 0, so that the rate falls by a fraction w / T of the peak at the end of the warmup. openai_adam, with x =
-    t / T and w as a fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine (1 + cos(pi x)) / 2 after
-    the warmup, x measured from the start of the run.
+    floor again in the update after the last. one_plus_root, with every kind: peak min(1, t / w) / (1 + 0.005 sqrt(t)),
+    0 in the first update. bert_adamw: peak t / w before step w, and from there on the decay counted from step 0, so
+    that the rate falls by a fraction w / T of the peak at the end of the warmup. openai_adam, with x = t / T and w as a
+    fraction of the run: peak (x / w or 1) (1 - x) for linear, and for cosine (1 + cos(pi x)) / 2 after the warmup, x
+    measured from the start of the run.
     """
     each, warming = 1.0 / schedule.num_steps, t < schedule.warmup
+    if config.decay == "one_plus_root":
+        rise = jnp.where(warming, t * (1.0 / jnp.maximum(1.0, schedule.warmup)), 1.0)
+        return schedule.peak_lr * rise / (1.0 + ROOT_DECAY * jnp.sqrt(t))
     if config.decay == "slanted_triangular":
         rise = t * (1.0 / jnp.maximum(1.0, schedule.warmup))
         p = jnp.where(warming, rise, 1.0 - schedule.after_warmup(t))

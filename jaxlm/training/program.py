@@ -112,6 +112,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     pure_step = make_train_step(
         learner.objective,
         optimizer,
+        average_of=config.ema_of,
         micro_batches=config.micro_batches,
         dropout_bits=config.execution.dropout_bits,
         stacks=tuple(learner.model.family.stacks),

@@ -30,8 +30,8 @@ from jaxlm.distributed.devices import rarely
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.loss_scale import LossScale, first_scale
-from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of
-from jaxlm.training.weights import Iterates, Selection, averaged, no_selection
+from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of, with_untrained_kept
+from jaxlm.training.weights import AverageOf, Iterates, Selection, averaged, no_selection
 
 WINDOW = 128  # norms
 FEWEST = 10  # norms that a median needs
@@ -220,9 +220,10 @@ def settings_of(
 
 
 def make_train_step(
-    objective: Objective,
+    objectives: Objective,
     optimizer: Optimizer,
     *,
+    average_of: AverageOf = "after",
     micro_batches: int = 1,
     dropout_bits: Literal["threefry", "rbg"] = "threefry",
     stacks: Sequence[str] = (),
@@ -235,7 +236,9 @@ def make_train_step(
     later steps into no-ops, unless it is skipped as a spike. A skipped spike changes the step, the recent norms and, if
     it is finite, the carry only. An overflow, of a state with a loss scale, changes the step, the scale and, if the
     loss is finite, the carry only. The first step of a stage of gradual unfreezing begins with the optimizer's state
-    before the first update.
+    before the first update. The parameters that the objective of the batch does not train keep their bits, and so does
+    their part of the optimizer's state; an average follows all of them.
+    objectives: that of the batches, with those of other classes. average_of: see `averaged`.
     stacks: the names of the parameters with a leading axis of layers, for `layer_norms`.
     Metrics: `loss`, each term and metric of the objective, `learning_rate`, `gradient_norm`, `halted`, and
     `update_norm`, per layer and without the decay, in every `settings.norms_every`-th step (else 0: it takes 3 % of
@@ -245,6 +248,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Any, settings: Settings) -> tuple[TrainState, Metrics]:
         # Gradient
+        objective = objectives.of(batch)
         prepared = objective.prepare(batch)
         num_steps = settings.schedule.num_steps
         loss, means, carry, gradient = _gradient(objective, state, prepared, num_steps, micro_batches, dropout_bits)
@@ -274,9 +278,13 @@ def make_train_step(
         )
         params, means = objective.update_statistics(jax.tree.map(jnp.add, state.params, updates), means)
         params = jax.tree.map(partial(jnp.where, applied), params, state.params)
+        params, opt_state = (
+            with_untrained_kept(objective.trains, new, old)
+            for new, old in ((params, state.params), (opt_state, state.opt_state))
+        )
         average, iterates = state.average, None
         if average is not None:
-            params, average, iterates = averaged(params, state, applied, settings.ema)
+            params, average, iterates = averaged(params, state, applied, settings.ema, average_of)
         new = replace(
             state,
             step=state.step + counts.astype(jnp.int32),
@@ -295,6 +303,7 @@ def make_train_step(
 
         def norms(gradient: Any, opt_state: Any, params: Any) -> Metrics:
             direction = optimizer.direction(gradient, opt_state, params)
+            direction = with_untrained_kept(objective.trains, direction, jax.tree.map(jnp.zeros_like, direction))
             found = layer_norms(optimizer.mask_frozen_stage(direction, stage), rate, stacks)
             return jax.tree.map(lambda norm: jnp.where(applied, norm, 0.0), found) if more else found
 

@@ -6,7 +6,10 @@ The exponential moving average: after update t, counted from 1, with parameters 
 
 as in tf.train.ExponentialMovingAverage with num_updates. It begins at the parameters before the first update. The
 smaller decay of the early updates keeps these from outweighing later ones, as the correction of Adam's moments does. A
-parameter that is not trained has its own bits in the average.
+parameter that is not trained has its own bits in the average. With `average_of before` it is that of CVT's code
+(tensorflow/models, cvt_text/model/multitask_model.py:50-54 and :94-97): taken before the update, with a constant decay,
+
+    a <- a - (1 - d) (a - q),  q the parameters before update t
 
 The mean of the iterates (ASGD: Polyak and Juditsky, 1992): all of them from the first update, or from the evaluation on
 at which the validation loss stopped falling (NT-ASGD: Merity et al., 2018, algorithm 1). Before that the average is the
@@ -18,21 +21,28 @@ that continues, whatever was evaluated between a checkpoint and a stop.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxlm.training.optimizer import materialized
 
+AverageOf = Literal["after", "before"]
 
-def averaged(params: Any, state: Any, applied: jax.Array, decay: Any) -> tuple[Any, Any, "Iterates | None"]:
+
+def averaged(
+    params: Any, state: Any, applied: jax.Array, decay: Any, average_of: AverageOf = "after"
+) -> tuple[Any, Any, "Iterates | None"]:
     """Return the updated parameters, their average and its iterates. state: the TrainState before the update.
 
-    applied: if false, the average is unchanged. decay: of the exponential moving average.
+    applied: if false, the average is unchanged. decay: of the exponential moving average. average_of: the parameters
+    that it takes in, those after the update or those before it.
     """
     params, average, iterates = materialized(params), state.average, state.iterates
-    if iterates is None:
+    if average_of == "before":
+        moved = jax.tree.map(lambda a, p: a - (1.0 - decay) * (a - p), average, state.params)
+    elif iterates is None:
         moved = updated_average(average, params, state.step + 1, decay)
     else:
         moved = updated_mean(average, params, iterates.averaged)

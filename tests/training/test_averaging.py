@@ -45,6 +45,18 @@ def test_the_average_is_that_of_a_numpy_loop(decay):
     assert float(decay_at(0.999, 10**6)) == np.float32(0.999)
 
 
+def test_the_average_before_each_update_is_that_of_a_numpy_loop():
+    """Fails when it takes in the parameters after the update, or its decay is smaller in the first updates."""
+    step, optimizer = toy_linear.regression(average_of="before")
+    state, settings = toy_linear.start(optimizer, averages=True), settings_of(toy_linear.RUN, 12, ema=0.9)
+    w = average = toy_linear.START["backbone"]["w"].astype(np.float64)
+    for batch in toy_linear.rows(12):
+        state, _ = step(state, batch, settings)
+        average = 0.9 * average + 0.1 * w
+        w = w - toy_linear.RATE * toy_linear.gradient(w, batch)
+        np.testing.assert_allclose(state.average["backbone"]["w"], average, rtol=2e-5, atol=1e-6)
+
+
 def test_a_step_that_is_not_finite_keeps_the_average():
     """Fails when the average moves on in a step that changes nothing else."""
     step, optimizer = toy_linear.regression()

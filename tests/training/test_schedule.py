@@ -79,6 +79,19 @@ def test_slanted_triangles_are_ulmfits(kind, steps, cut_frac, ratio):
     assert found[0] == pytest.approx(1 / ratio if cut else 1.0)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "bert_adamw", "openai_adam"])
+def test_the_rate_of_cvt_is_its_formula(kind):
+    """Fails when a rate is that of the step after, when the root is counted from the end of the warmup, or an optimizer
+    with a schedule of its own has its own warmup. The formula is that of cvt_text (multitask_model.py:80-88)."""
+    config = OptimizerConfig(kind=kind, peak_lr=0.5, warmup=5000, decay="one_plus_root")
+    schedule = schedule_of(config, 20_000)
+    assert not OptimizerConfig(kind="sgd", peak_lr=0.5, warmup=5000, decay="one_plus_root").depends_on_num_steps()
+    for t in (0, 1, 2, 777, 4999, 5000, 5001, 19_999):
+        wanted = 0.5 * (min(t, 5000) / 5000) / (1 + 0.005 * math.sqrt(t))
+        assert float(learning_rate(config, t, schedule)) == pytest.approx(wanted, rel=1e-6), t
+    assert set(rates(decay="one_plus_root", warmup=0)[:1]) == {1.0}
+
+
 def test_the_stable_part_is_at_the_peak_and_no_longer():
     """Fails when the stable part is a fraction of the whole run, or the decay ends early."""
     found = rates(decay="warmup_stable_decay", warmup=8, stable=0.75)
