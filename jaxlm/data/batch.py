@@ -124,6 +124,11 @@ class ExampleBatch:
     features: tuple[Array, ...] = ()
 
 
+@struct.dataclass
+class UnlabelledBatch(ExampleBatch):
+    """Examples whose labels are not known: those of words that have a tag are 0."""
+
+
 _WORDS = 16  # random words generated at a time
 
 

@@ -58,9 +58,14 @@ def dropout_rates(config: Any) -> dict[str, float]:
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name.endswith("dropout_rate")}
 
 
+def with_dropout(config: Any, rate: float) -> Any:
+    """Return a model's config with every dropout rate at `rate`."""
+    return replace(config, **dict.fromkeys(dropout_rates(config), rate))
+
+
 def without_dropout(config: Any) -> Any:
     """Return a model's config with every dropout rate at 0."""
-    return replace(config, **dict.fromkeys(dropout_rates(config), 0.0))
+    return with_dropout(config, 0.0)
 
 
 def with_vocabulary(config: Any, size: int) -> Any:

@@ -4,6 +4,7 @@ This module does not import JAX, nor do the configs that it is made of.
 """
 
 import operator
+import typing
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +18,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
 from jaxlm.models.family import Family
 from jaxlm.models.heads import HEADS, heads_for
-from jaxlm.nn.config import Execution, Features, Rate
+from jaxlm.nn.config import Execution, Features, Rate, View
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
 from jaxlm.runs.config import TrackerKind
@@ -227,11 +228,17 @@ class FinetuneConfig(RunConfig):
     select: Literal["best", "last"] = "best"
     auxiliary_lm: NotNegative = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
-    head: Literal["linear", "bilstm", "concat_pooling", "crf"] = "linear"
+    head: Literal["linear", "bilstm", "concat_pooling", "crf", "cross_view"] = "linear"
     """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
     linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
     states, then two layers with batch norm (ULMFiT). crf: for an encoder, tags of a sentence that depend on each other
-    (Lample et al., 2016); in prediction no I- tag follows one of another type."""
+    (Lample et al., 2016); in prediction no I- tag follows one of another type. cross_view: for taggers over words, a
+    module that labels train, and `views` that learn from it on the sentences of --unlabelled (CVT)."""
+    views: tuple[View, ...] = typing.get_args(View)
+    """Auxiliary modules of a cross_view head. full: both directions of both layers. forwards, backwards: one direction
+    of the first layer. future, past: the same for the tag of the next word, or of the word before."""
+    unlabelled_dropout_rate: Rate = 0.2
+    """Every dropout rate of the model on unlabelled batches, with a cross_view head."""
     special_tokens: Literal["gpt1", "end"] = "gpt1"
     """Special tokens of a decoder's inputs. gpt1: start, delimiter and extract, which no language model has read. end:
     the end of a document before each text, as in the language model's training, and nothing after the last text."""
@@ -314,6 +321,9 @@ class FinetuneConfig(RunConfig):
                 keep_default(
                     self, name != self.head, field_name, default, f"without head {name}", f"give --head {name} too"
                 )
+        if not self.views or len(set(self.views)) < len(self.views):
+            shown = " ".join(self.views) or "none"
+            raise InputError(f"views must be one or several, each once, got {shown}; correct --views")
         for field_name, default in HEADS[self.head].without.items():
             keep_default(self, True, field_name, default, f"with head {self.head}")
 

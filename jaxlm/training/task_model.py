@@ -18,6 +18,7 @@ from jaxlm.models.heads import make_head
 from jaxlm.models.heads.head import Head
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATISTICS
+from jaxlm.objectives.cross_view import with_unlabelled
 from jaxlm.objectives.objective import Objective
 from jaxlm.objectives.task import LOSSES, TaskLoss, outputs_and_vectors, task_objective, task_outputs
 from jaxlm.tasks import FORMATS, Task
@@ -79,6 +80,8 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
         loss_chunks=execution.loss_chunks,
         backprop_window=config.backprop_window,
     )
+    if head.auxiliary:
+        objective = with_unlabelled(objective, model, head, config.unlabelled_dropout_rate)
     family = model.family
     return HeadLearner(
         model=model,

@@ -14,7 +14,20 @@ SUFFIXES = {"forward": "", "backward": "_reverse"}
 
 def answers(sizes: case.Sizes, tree: dict, rows: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     """Return the layers of the rows, and the gradient of the sum of the states times their factors, in float64."""
-    leaves = {name: torch.tensor(leaf).double().requires_grad_() for name, leaf in case.to_flat(tree).items()}
+    leaves = leaves_of(tree)
+    layers = layers_of(sizes, leaves, rows)
+    torch.sum(layers[-1] * torch.tensor(rows["factors"])).backward()
+    found = {f"layer_{number}": x.detach().numpy() for number, x in enumerate(layers)}
+    return {"states": found, "gradient": {name: leaf.grad.numpy() for name, leaf in leaves.items()}}
+
+
+def leaves_of(tree: dict) -> dict[str, torch.Tensor]:
+    """Return the parameters by their path, in float64, for gradients."""
+    return {name: torch.tensor(leaf).double().requires_grad_() for name, leaf in case.to_flat(tree).items()}
+
+
+def layers_of(sizes: case.Sizes, leaves: dict[str, torch.Tensor], rows: dict[str, np.ndarray]) -> list[torch.Tensor]:
+    """Return the states of each layer of LSTMs (B, L, width)."""
     ids, characters = torch.tensor(rows["ids"]).long(), torch.tensor(rows["characters"]).long()
     features = []
     vectors = torch.nn.functional.embedding(characters, leaves["embeddings/characters/table"]).flatten(0, 1)
@@ -25,7 +38,7 @@ def answers(sizes: case.Sizes, tree: dict, rows: dict[str, np.ndarray]) -> dict[
         features.append(torch.relu(convolved).amax(dim=2))
     spelled = torch.cat(features, dim=1).reshape(*ids.shape, -1)
     x = torch.cat([torch.nn.functional.embedding(ids, leaves["embeddings/tokens"]), spelled], dim=2)
-    found = {}
+    found = []
     for layer, units in enumerate(sizes.units):
         lstm = torch.nn.LSTM(
             x.shape[2], units, batch_first=True, bidirectional=True, proj_size=sizes.width // 2 * sizes.projected
@@ -42,6 +55,5 @@ def answers(sizes: case.Sizes, tree: dict, rows: dict[str, np.ndarray]) -> dict[
         packed = pack_padded_sequence(x, torch.tensor(rows["lengths"]).long(), batch_first=True, enforce_sorted=False)
         y, _ = torch.func.functional_call(lstm, own, (packed,))
         x, _ = pad_packed_sequence(y, batch_first=True, total_length=sizes.length)
-        found[f"layer_{layer}"] = x.detach().numpy()
-    torch.sum(x * torch.tensor(rows["factors"])).backward()
-    return {"states": found, "gradient": {name: leaf.grad.numpy() for name, leaf in leaves.items()}}
+        found.append(x)
+    return found

@@ -4,12 +4,14 @@ To add a head, write its file, with a function `make`, and describe it in `HEADS
 """
 
 import importlib
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxlm.errors import InputError
 from jaxlm.models import family_of
+from jaxlm.nn.config import View
 from jaxlm.wording import either
 
 if TYPE_CHECKING:
@@ -22,12 +24,13 @@ class HeadForm:
 
     kinds: the role of a family that it reads -> the kinds of tasks that it has there; empty: all that have a head.
     fields: the fields of a config that only this head has, with the values that they have without it. without: the
-    fields of a config that it does not have, with their values.
+    fields of a config that it does not have, with their values. reads_unlabelled: True if unlabelled rows train it too.
     """
 
     kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     without: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reads_unlabelled: bool = False
 
 
 _OF_TAGS = ("tagging",)
@@ -38,6 +41,12 @@ HEADS = {
     "concat_pooling": HeadForm({"decoder": (), "bidirectional": _OF_TEXTS}),
     "crf": HeadForm(
         {"encoder": _OF_TAGS, "bidirectional": _OF_TAGS}, without={"label_smoothing": 0.0, "class_weights": ()}
+    ),
+    "cross_view": HeadForm(
+        {"bidirectional": _OF_TAGS},
+        fields={"views": typing.get_args(View), "unlabelled_dropout_rate": 0.2},
+        without={"head_dropout_rate": 0.1, "frozen": False, "unfreeze": "all"},
+        reads_unlabelled=True,
     ),
 }
 

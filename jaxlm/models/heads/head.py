@@ -24,6 +24,11 @@ class Head(nn.Module):
         """The name of its loss in `jaxlm.objectives.task.LOSSES`."""
         return str(self.kind)
 
+    @property
+    def auxiliary(self) -> tuple[str, ...]:
+        """The names of the modules that unlabelled batches alone train (`jaxlm/objectives/cross_view.py`)."""
+        return ()
+
     @nn.nowrap
     def model_outputs(
         self, model: Model, params: Any, batch: ExampleBatch, key: jax.Array | None, window: int = 0
