@@ -19,7 +19,7 @@ import numpy as np
 from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, RunError
 from jaxlm.files import read_regular, read_signed, write_file, write_json
-from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, evaluate_split, trial_of
+from jaxlm.finetuning.trial import UNLABELLED, Programs, Progress, Trial, TrialContext, evaluate_split, trial_of
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.trees import leaf_checksums
@@ -80,7 +80,7 @@ def write_result(
     others.
     """
     selection_split, sizes = context.task.selects, context.batches(trial.seed).sizes
-    splits = [split for split in context.encoded if split != "train"]
+    splits = [split for split in context.encoded if split not in ("train", UNLABELLED)]
     found: dict[str, tuple[Predicted, dict[str, float]]] = {}
     threshold = None
     for split in sorted(splits, key=lambda split: split != selection_split):

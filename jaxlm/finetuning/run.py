@@ -22,22 +22,24 @@ from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
 from jaxlm.files import write_json
 from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
-from jaxlm.finetuning.trial import Trial, TrialContext, make_programs
+from jaxlm.finetuning.trial import UNLABELLED, Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
 from jaxlm.inference.word_features import WordFeatures, with_features, word_features
 from jaxlm.models import build, family_of, with_vocabulary
+from jaxlm.models.heads import HEADS
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import FEATURES, RunDirectory, saved_config
 from jaxlm.runs.recorder import Callback, Observer
-from jaxlm.tasks import CustomConfig, Encoded, Task, TaskData, TaskOptions, TrainBatches
+from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskData, TaskOptions, TrainBatches, training_batches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
+from jaxlm.tasks.unlabelled import read_unlabelled
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training import start
 from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, one_duration, resolved_json, run_fields
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.program import fitted_to_devices, with_kept_choice
 from jaxlm.training.task_model import make_task_learner
-from jaxlm.wording import counted
+from jaxlm.wording import counted, either
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ def run_finetuning(
     options: Mapping[str, Any] | TaskOptions | None = None,
     start: str | Path | None = None,
     tokenizer: str | None = None,
+    unlabelled: str | None = None,
     seeds: int = 1,
     learning_rates: Sequence[float] = (),
     keep: Literal["best", "all"] = "best",
@@ -79,6 +82,7 @@ def run_finetuning(
       options: Options of the task, by the names of their flags.
       start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
       tokenizer: Tokenizer of a run from scratch: hf:DIR, store:DIR, ….
+      unlabelled: Sentences without tags for the head `cross_view`: a file, lines:FILE, or `rest`.
       seeds: Number of runs, each with a seed of its own.
       learning_rates: Learning rates to try. The one with the best mean on dev is reported.
       keep: Keep the parameters of the run that is best on dev, or of all runs.
@@ -146,7 +150,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     run, task, source = RunDirectory(arguments.run), planned.task, planned.source
     trials = [Trial(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
-    moved = ("task_dir", "start", "custom.train", "custom.dev", "custom.test")  # the fingerprints cover their contents
+    moved = ("task_dir", "start", "unlabelled", "custom.train", "custom.dev", "custom.test")  # fingerprints cover them
     free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)
     changed = run.open(resolved, run_fields=free)
     with run, use_mesh(mesh):
@@ -196,13 +200,17 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
 
 @dataclass(frozen=True)
 class Plan:
-    """All decisions made before a device is used. length, batch_size: those of the config, with defaults filled in."""
+    """All decisions made before a device is used. length, batch_size: those of the config, with defaults filled in.
+
+    unlabelled: the rows of `--unlabelled`.
+    """
 
     config: FinetuneConfig
     length: int
     batch_size: int
     task: Task
     data: TaskData
+    unlabelled: Split | None
     tokenizer: Tokenizer
     source: start.Source | None
     rates: tuple[float, ...]
@@ -235,6 +243,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
     SEEDS.check(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
     task, data = arguments.read()
+    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data)
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
     tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, task)
@@ -263,7 +272,17 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         *weight_notes(task),
         *_unused(config, task),
     )
-    return Plan(config, length, batch_size, task, data, tokenizer, source, rates, notes, features)
+    return Plan(config, length, batch_size, task, data, unlabelled, tokenizer, source, rates, notes, features)
+
+
+def unlabelled_rows(spec: str | None, config: FinetuneConfig, task: Task, data: TaskData) -> Split | None:
+    """Return the rows of `--unlabelled`, or None without it. InputError for a head that does not read them."""
+    if spec is None:
+        return None
+    if not HEADS[config.head].reads_unlabelled:
+        known = either([name for name, form in HEADS.items() if form.reads_unlabelled])
+        raise InputError(f"head must be {known} with --unlabelled, got {config.head}; give --head {known}")
+    return read_unlabelled(spec, task, data)
 
 
 def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: CustomConfig) -> Task:
@@ -320,6 +339,11 @@ def encoded_splits(planned: Plan, mesh: Mesh, run: Path) -> dict[str, Encoded]:
         split: tasks.encode_split(planned.task, planned.data, split, planned.tokenizer, planned.length, input_format)
         for split in planned.data.splits
     }
+    if planned.unlabelled is not None:
+        rows = planned.unlabelled.examples
+        encoded[UNLABELLED] = tasks.encode_examples(
+            planned.task, rows, planned.tokenizer, planned.length, input_format, part=UNLABELLED
+        )
     kept = run / FEATURES
     encoded = {split: with_features(rows, planned.features, mesh, kept) for split, rows in encoded.items()}
     row = encoded["train"].batch(np.array([0]), encoded["train"].largest, 1)
@@ -345,9 +369,11 @@ def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[Finetune
     num_steps = config.num_steps
     if num_steps is None:
         input_format, epochs = family_of(config.model).input_format, config.num_epochs or 0
-        num_steps = tasks.steps_of_epochs(input_format, train, batch_size=batch_size, num_epochs=epochs)
+        num_steps = tasks.steps_of_epochs(
+            input_format, train, batch_size=batch_size, num_epochs=epochs, alternates=UNLABELLED in encoded
+        )
         config = replace(config, num_steps=num_steps)
-    for size in TrainBatches(train, batch_size=batch_size, seed=0, num_steps=1).sizes:
+    for size in training_batches(train, encoded.get(UNLABELLED), batch_size=batch_size, seed=0, num_steps=1).sizes:
         check_sizes(size.length, config.execution.loss_chunks, config.model)
     return config, num_steps
 
@@ -379,6 +405,9 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         {
             "tokenizer": planned.tokenizer.fingerprint,
             "task_data": planned.data.fingerprint(),
+            "unlabelled": None
+            if planned.unlabelled is None
+            else TaskData({UNLABELLED: planned.unlabelled}).fingerprint(),
             "start": None if source is None else source.fingerprint,
         }
         | ({"word_features": [one.source.fingerprint for one in planned.features]} if planned.features else {}),
@@ -392,6 +421,7 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         "held_out_seed": arguments.held_out_seed,
         "as_text": arguments.as_text,
         "sample": arguments.sample,
+        "unlabelled": arguments.unlabelled,
         "with_inputs": arguments.with_inputs,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),
@@ -402,6 +432,8 @@ def _described(planned: Plan, encoded: Mapping[str, Encoded]) -> Iterator[str]:
     """Yield lines on the task's rows and on truncated ones."""
     for line in planned.data.report():
         yield f"{planned.task.name} {line}"
+    if planned.unlabelled is not None:
+        yield f"unlabelled: {counted(len(planned.unlabelled.examples), 'example')}, in turn with those of train"
     truncated = {name: split.truncated for name, split in encoded.items() if split.truncated}
     counts = ", ".join(f"{n} in {name}" for name, n in truncated.items())
     yield f"truncated to {planned.length} tokens: {counts or 'none'}"

@@ -16,7 +16,7 @@ from jaxlm.inference.split_prediction import SplitPredictor
 from jaxlm.models import family_of
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
-from jaxlm.tasks import Encoded, Predicted, Size, Task, TrainBatches
+from jaxlm.tasks import AlternatingBatches, Encoded, Predicted, Size, Task, TrainBatches, training_batches
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters
@@ -25,6 +25,7 @@ from jaxlm.training.start import Source
 from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import make_task_learner
 
+UNLABELLED = "unlabelled"  # the name of the unlabelled rows among the splits
 log = logging.getLogger(__name__)
 
 
@@ -52,8 +53,8 @@ def trial_of(result: Mapping[str, Any]) -> Trial:
 class TrialContext:
     """The context that all trials of a run share.
 
-    resolved: the values of config.json, among them the next two. selection: the rows of `task.selects` that evaluations
-    during training use.
+    resolved: the values of config.json, among them the next two. encoded: the rows of each split, and the unlabelled
+    ones under UNLABELLED. selection: the rows of `task.selects` that evaluations during training use.
     """
 
     run: RunDirectory
@@ -85,9 +86,10 @@ class TrialContext:
         """True if parameters are kept while training continues, of one trial or of others in its program."""
         return self.config.select == "best" or self.config.patience is not None
 
-    def batches(self, seed: int) -> TrainBatches:
+    def batches(self, seed: int) -> TrainBatches | AlternatingBatches:
         """Return the training batches of a seed."""
-        return TrainBatches(self.encoded["train"], batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
+        rows = self.encoded["train"], self.encoded.get(UNLABELLED)
+        return training_batches(*rows, batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +185,6 @@ def trial_settings(context: TrialContext, rate: float) -> Settings:
     optimizer = dataclasses.replace(context.config.optimizer, peak_lr=rate)
     epoch = context.batches(0).steps_per_epoch
     return run_settings(dataclasses.replace(context.config, optimizer=optimizer), context.num_steps, epoch)
-
-
-def batch_rows(data: TrainBatches, number: int) -> str:
-    """Return a description of the rows of a batch, for an error."""
-    return f"train rows {data[number].index.tolist()} (0-based)"
 
 
 def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple[TrainState, list[str]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxlm.finetuning.results import delete_inferior_checkpoints, finish_trial, trial_result, write_failure
 from jaxlm.finetuning.states import Alone, Stacked, trials_per_program
-from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, batch_rows, evaluate_split
+from jaxlm.finetuning.trial import Programs, Progress, Trial, TrialContext, evaluate_split
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder, even_work
@@ -105,7 +105,7 @@ class Training:
             checkpoint_every=config.checkpoint_every,
             save=self.save,
             evaluations=(ScheduledEvaluation(self.evaluate, config.eval_every or held.data[0].steps_per_epoch),),
-            describe_batch=functools.partial(batch_rows, held.data[0]),
+            describe_batch=held.data[0].described,
             began=None if resumed else source,
         )
         batches = (held.batch(number) for number in itertools.count(first_step))
@@ -143,7 +143,7 @@ class Training:
         """Write the results of a trial, or its failure; return the contents of its `result.json`."""
         context, held, progress = self.context, self.held, self.progress[number]
         if (step := progress.failed_in) is not None:
-            rows = batch_rows(held.data[number], step - 1)
+            rows = held.data[number].described(step - 1)
             return write_failure(context, trial, f"loss or gradient are not finite in step {step} ({rows})")
         return finish_trial(context, held.programs, trial, progress, held.take(held.best, number))
 
@@ -219,7 +219,7 @@ class TrialsRecorder(Recorder):
         found, norms = jax.tree.map(self.held.by_trial, (metrics["spike"], metrics["gradient_norm"]))
         for number in (number for number in self.alive if found["found"][number]):
             values = {name: found[name][number] for name in ("median", "skipped")}
-            described = batch_rows(self.held.data[number], step - 1)
+            described = self.held.data[number].described(step - 1)
             of = self.name(number, " of ")
             self.write_spike(self.logs[number], step, norms[number], values, described, of=of)
 

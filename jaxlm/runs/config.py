@@ -37,7 +37,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
 }
 # The same for all fields.
-ADDED_FIELDS = {"fingerprints.validation": None} | ADDED_OPTIONS
+ADDED_FIELDS = {"fingerprints.validation": None, "fingerprints.unlabelled": None} | ADDED_OPTIONS
 
 
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +76,7 @@ def _with_missing(values: Mapping[str, Any], name: Sequence[str], value: Any) ->
 # Fields of config.json that are hashes of contents, with what a difference means. The first that differs is named.
 CONTENTS = {
     "fingerprints.task_data": "the training files have changed",
+    "fingerprints.unlabelled": "the unlabelled sentences have changed",
     "fingerprints.stores": "the token stores hold another text",
     "fingerprints.validation": "the validation stores hold another text, and training depends on their losses",
     "fingerprints.tokenizer": "the tokenizer is another one",

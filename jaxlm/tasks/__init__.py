@@ -5,11 +5,13 @@ class is its kind.
 """
 
 from jaxlm.tasks.batches import (
+    AlternatingBatches,
     TrainBatches,
     choose_lengths,
     eval_batches,
     standard_sizes,
     steps_of_epochs,
+    training_batches,
 )
 from jaxlm.tasks.custom import CustomConfig
 from jaxlm.tasks.encoding import Encoded, Size, empty_row, encode_examples, encode_split
@@ -33,6 +35,7 @@ __all__ = [
     "FORMATS",
     "KINDS",
     "TASKS",
+    "AlternatingBatches",
     "Columns",
     "CustomConfig",
     "Encoded",
@@ -60,5 +63,6 @@ __all__ = [
     "rows_of_records",
     "standard_sizes",
     "steps_of_epochs",
+    "training_batches",
     "typical_task",
 ]

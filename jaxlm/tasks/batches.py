@@ -125,6 +125,14 @@ class TrainBatches:
         epoch, position = divmod(step, self.steps_per_epoch)
         return self._batch_sizes[self._plan(epoch)[position]]
 
+    def rows_at(self, step: int) -> Encoded:
+        """Return the rows that a step's batch is taken from."""
+        return self.encoded
+
+    def described(self, step: int) -> str:
+        """Return the rows of a step's batch in words."""
+        return f"{self.encoded.part} rows {self[step].index.tolist()} (0-based)"
+
     def _plan(self, epoch: int) -> np.ndarray:
         return _generator(_PLAN, epoch).permutation(self.steps_per_epoch)
 
@@ -136,8 +144,65 @@ class TrainBatches:
         return self._cached_epoch[1]
 
 
-def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num_epochs: float) -> int:
+class AlternatingBatches:
+    """Labelled and unlabelled batches in turn, the labelled one first: `batches[step]`, as `TrainBatches`.
+
+    Each class has its own count of steps. An epoch is one of the labelled rows. An unlabelled batch is an
+    `UnlabelledBatch`.
+
+    Attributes: as those of `TrainBatches`; sizes, those of the labelled batches, then those of the unlabelled ones.
+    """
+
+    def __init__(self, labelled: TrainBatches, unlabelled: TrainBatches, num_steps: int) -> None:
+        self._both, self._num_steps = (labelled, unlabelled), num_steps
+        self.sizes = labelled.sizes + unlabelled.sizes
+        self.steps_per_epoch = len(self._both) * labelled.steps_per_epoch
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> Any:
+        from jaxlm.data.batch import UnlabelledBatch  # it needs JAX, without which a command line is parsed
+
+        batches, number = self._turn(step)
+        return UnlabelledBatch(**vars(batches[number])) if step % 2 else batches[number]
+
+    def size_at(self, step: int) -> Size:
+        """Return the size of a step's batch without building it. It is the same for every seed."""
+        batches, number = self._turn(step)
+        return batches.size_at(number)
+
+    def rows_at(self, step: int) -> Encoded:
+        """Return the rows that a step's batch is taken from."""
+        return self._turn(step)[0].encoded
+
+    def described(self, step: int) -> str:
+        """Return the rows of a step's batch in words."""
+        batches, number = self._turn(step)
+        return batches.described(number)
+
+    def _turn(self, step: int) -> tuple[TrainBatches, int]:
+        """Return the batches of a step's class, and the number of the step among them."""
+        return self._both[step % 2], step // 2
+
+
+def training_batches(
+    labelled: Encoded, unlabelled: Encoded | None, *, batch_size: int, seed: int, num_steps: int
+) -> TrainBatches | AlternatingBatches:
+    """Return the batches of a run, which alternate if it has unlabelled rows."""
+    batches = TrainBatches(labelled, batch_size=batch_size, seed=seed, num_steps=num_steps)
+    if unlabelled is None:
+        return batches
+    others = TrainBatches(unlabelled, batch_size=batch_size, seed=seed, num_steps=num_steps)
+    return AlternatingBatches(batches, others, num_steps)
+
+
+def steps_of_epochs(
+    input_format: str, encoded: Encoded, *, batch_size: int, num_epochs: float, alternates: bool = False
+) -> int:
     """Return the number of updates in `num_epochs` passes over a training split, at least one.
+
+    alternates: True if there is a step on an unlabelled batch after each on a labelled one.
 
     gpt1: floor(examples / batch) * epochs, as in GPT-1's code (train.py, line 387). bert: int(examples / batch *
     epochs), as in BERT's (run_classifier.py, line 843; run_squad.py, line 1160). Where an example has several rows (the
@@ -145,8 +210,10 @@ def steps_of_epochs(input_format: str, encoded: Encoded, *, batch_size: int, num
     """
     examples = encoded.num_examples
     if FORMATS[input_format].whole_batches:
-        return max(1, int(max(1, examples // batch_size) * num_epochs))
-    return max(1, int(examples / batch_size * num_epochs))
+        steps = int(max(1, examples // batch_size) * num_epochs)
+    else:
+        steps = int(examples / batch_size * num_epochs)
+    return max(1, steps) * (2 if alternates else 1)
 
 
 def eval_batches(encoded: Encoded, *, batch_size: int, sizes: Sequence[Size] | None = None) -> Iterator[Any]:

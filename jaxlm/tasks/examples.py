@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -222,15 +222,21 @@ class TaggedSentence(Row):
     def values(self) -> list[Any]:
         return [self.tokens, self.tags, self.document]
 
+    def without_tags(self) -> "TaggedSentence":
+        """Return the sentence unlabelled."""
+        return replace(self, tags=None)
+
     @property
     def shown(self) -> tuple[str, ...]:
         return (" ".join(self.tokens),)
 
     def shown_label(self, labels: np.ndarray) -> str:
-        return f"{int((labels >= 0).sum())} tags"
+        return "no tags" if self.tags is None else f"{int((labels >= 0).sum())} tags"
 
     def shown_pieces(self, pieces: list[str], labels: np.ndarray) -> list[str]:
         """Return the tokens, followed by the number of their tag after a slash where they have one."""
+        if self.tags is None:
+            return pieces
         return [
             piece if tag < 0 else f"{piece}/{tag}" for piece, tag in zip(pieces, labels[: len(pieces)], strict=True)
         ]
@@ -273,12 +279,14 @@ class TaskData:
     """The splits of a task: `train`, `dev` and optionally `test` (MNLI has two each of dev and test).
 
     labels are the task's (the names of the choices for a choice task; empty for scores and spans). held_out is a
-    sentence that describes the held-out dev rows, or None where the files have a dev split.
+    sentence that describes the held-out dev rows, or None where the files have a dev split. left_out: the training rows
+    that are not in a sample.
     """
 
     splits: Mapping[str, Split]
     labels: tuple[str, ...] = ()
     held_out: str | None = None
+    left_out: tuple[Any, ...] = ()
 
     def fingerprint(self) -> str:
         """Return the sha256 of every example of every split, in order; runs with equal values saw the same data."""

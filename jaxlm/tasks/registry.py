@@ -106,10 +106,12 @@ def read_task(
         train, dev, held_out = hold_out(splits["train"], seed, fraction)
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
     task = task.with_labels(splits)
+    left_out: tuple[Any, ...] = ()
     if sample is not None:
-        splits = splits | {"train": sampled(splits["train"], sample, seed)}
+        train, left_out = sampled(splits["train"], sample, seed)
+        splits = splits | {"train": train}
     task = task.fitted(splits["train"])
-    return task, TaskData(splits, task.labels, held_out)
+    return task, TaskData(splits, task.labels, held_out, left_out)
 
 
 def read_labelled(path: Path | str, task: Task, *, errors: Errors = "strict") -> Split:
@@ -204,20 +206,24 @@ def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tu
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence
 
 
-def sampled(split: Split, count: int, seed: int) -> Split:
-    """Return a split with `count` random examples, in file order; the split itself if it has no more.
+def sampled(split: Split, count: int, seed: int) -> tuple[Split, tuple[Any, ...]]:
+    """Return a split with `count` random examples, in file order, and the other ones; the split itself if it has no more.
 
     A larger sample of the same seed contains a smaller one.
     """
     total = len(split.examples)
     if count >= total:
-        return split
+        return split, ()
     random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed % 2**64, _SAMPLE])))
-    examples = tuple(split.examples[row] for row in sorted(random.permutation(total)[:count].tolist()))
+    order = random.permutation(total)
+    examples, others = (
+        tuple(split.examples[row] for row in sorted(rows.tolist())) for rows in np.split(order, [count])
+    )
     note = f"{count:,} of the {total:,} examples are used, chosen by seed {seed}"
-    return dataclasses.replace(
+    kept = dataclasses.replace(
         split, examples=examples, empty_fields=_empty_fields(examples), notes=(*split.notes, note)
     )
+    return kept, others
 
 
 def _read_built_in(entry: BuiltIn, task_dir: str | None, options: TaskOptions | None) -> tuple[Task, dict[str, Split]]:

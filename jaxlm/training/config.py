@@ -57,6 +57,7 @@ MAY_DIFFER = (
     "with_inputs",
     "task_dir",
     "start",
+    "unlabelled",
     "custom.train",
     "custom.dev",
     "custom.test",

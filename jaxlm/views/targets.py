@@ -21,12 +21,23 @@ from jaxlm.data.loader import batch_at, phase_at, phased_rows, phases, row_origi
 from jaxlm.data.store import DESCRIPTION, RowOrigin, open_store
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import DEFAULT_LENGTH, filled
+from jaxlm.finetuning.run import unlabelled_rows
+from jaxlm.finetuning.trial import UNLABELLED
 from jaxlm.inference.loaded_run import run_config, split_run, task_data
 from jaxlm.models import build, family_of
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed, flat, shown
 from jaxlm.runs.directory import RunDirectory
-from jaxlm.tasks import FORMATS, Task, TrainBatches, encode_examples, encode_split, steps_of_epochs
+from jaxlm.tasks import (
+    FORMATS,
+    Task,
+    TaskData,
+    encode_examples,
+    encode_split,
+    steps_of_epochs,
+    training_batches,
+)
+from jaxlm.tasks.unlabelled import path_of, read_unlabelled
 from jaxlm.text import Tokenizer, load_tokenizer, tokenizer_from_spec
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
 from jaxlm.training.optimizer import learning_rate, schedule_of
@@ -96,7 +107,8 @@ def batch_of_finetuning(arguments: ShowFinetuningArguments, given: set[str]) -> 
         raise InputError("--tokenizer or --start must be given, got neither; name a tokenizer or a run")
     config.check()
     task, data = arguments.read()
-    return finetune_lines(config, task, data, tokenizer, arguments.step, arguments.count, longest)
+    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data)
+    return finetune_lines(config, task, data, unlabelled, tokenizer, arguments.step, arguments.count, longest)
 
 
 def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
@@ -226,6 +238,7 @@ def finetune_lines(
     config: FinetuneConfig,
     task: Task,
     data: Any,
+    unlabelled: Any,
     tokenizer: Tokenizer,
     step: int,
     count: int,
@@ -233,17 +246,20 @@ def finetune_lines(
 ) -> Iterator[str]:
     """Yield the batch of a fine-tuning step: the texts, label and token sequences of each example.
 
-    longest: number of positions of the model that may be used. Default: all.
+    unlabelled: the rows whose batches alternate with those of the task. longest: number of positions of the model that
+    may be used. Default: all.
     """
     kind = family_of(config.model).input_format
     task = replace(task, special_tokens=config.special_tokens)
     tokenizer = FORMATS[kind].with_special_tokens(tokenizer, task)
     config, length, batch_size = filled(config, task.papers.get(kind, {}), longest)
-    encoded = encode_split(task, data, "train", tokenizer, length, kind)
+    train, others = encode_split(task, data, "train", tokenizer, length, kind), None
+    if unlabelled is not None:
+        others = encode_examples(task, unlabelled.examples, tokenizer, length, kind, part=UNLABELLED)
     num_steps = config.num_steps or steps_of_epochs(
-        kind, encoded, batch_size=batch_size, num_epochs=config.num_epochs or 0
+        kind, train, batch_size=batch_size, num_epochs=config.num_epochs or 0, alternates=others is not None
     )
-    batches = TrainBatches(encoded, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
+    batches = training_batches(train, others, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
     if step >= len(batches):
         raise InputError(f"--step must be below {len(batches)}, the number of steps, got {step}")
     batch = batches[step]
@@ -251,17 +267,18 @@ def finetune_lines(
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(str(size.length) for size in batches.sizes)
-    yield f"  truncated to {length} tokens in train: {encoded.truncated}; bucket lengths {buckets}"
+    yield f"  truncated to {length} tokens in train: {train.truncated}; bucket lengths {buckets}"
+    encoded = batches.rows_at(step)
     examples = int((batch.index >= 0).sum())
     yield f"step {step} of {len(batches)}: {examples} examples {encoded.described(batch)}, seed {config.seed}"
     lines = generated_lines if task.generates else example_lines
     for row in range(min(count, examples)):
         number = encoded.example_of(int(batch.index[row]))
-        example = data.splits["train"].examples[number]
+        example = (data.splits["train"] if encoded is train else unlabelled).examples[number]
         truncated = ", truncated" if encode_examples(task, (example,), tokenizer, length, kind).truncated else ""
         yield ""
         label = example.shown_label(None if task.generates else np.asarray(batch.labels[row]))
-        yield f"example {number} of train, {label}{truncated}"
+        yield f"example {number} of {encoded.part}, {label}{truncated}"
         yield from lines(batch, row, example, tokenizer)
 
 
@@ -312,7 +329,13 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     task, data = task_data(run)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
-    yield from finetune_lines(config, task, data, load_tokenizer(run.tokenizer), step, count)
+    unlabelled = None
+    if saved["unlabelled"] is not None:
+        kind, path = path_of(saved["unlabelled"])
+        unlabelled = read_unlabelled(kind + (run.located(path) if path else ""), task, data)
+        if TaskData({UNLABELLED: unlabelled}).fingerprint() != prints["unlabelled"]:
+            raise InputError(f"{run.name}: the unlabelled sentences are not those it was trained on; put them back")
+    yield from finetune_lines(config, task, data, unlabelled, load_tokenizer(run.tokenizer), step, count)
 
 
 def _reader(arguments: ShowRowsArguments) -> Reader | None:

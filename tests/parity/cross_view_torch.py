@@ -35,7 +35,9 @@ def step_losses(step: str, layers: list, leaves: dict, rows: dict[str, np.ndarra
     mask = framed(((tags >= 0) * torch.tensor(rows["weights"])[:, None])[..., None])[..., 0].double()
 
     def logits(name: str, inputs: list, activate: bool = True) -> torch.Tensor:
-        own = {key.removeprefix(f"head/{name}/"): leaf for key, leaf in leaves.items() if key.startswith(f"head/{name}/")}
+        own = {
+            key.removeprefix(f"head/{name}/"): leaf for key, leaf in leaves.items() if key.startswith(f"head/{name}/")
+        }
         projected = sum(
             torch.nn.functional.linear(x, own[f"projection_{k}_kernel"].T, own[f"projection_{k}_bias"])
             for k, x in enumerate(inputs)
