@@ -54,9 +54,8 @@ class TaskArguments(DataArguments):
     tokenizer: str | None = None
     """Tokenizer of a new run: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
     unlabelled: str | None = None
-    """Sentences without tags, for --head cross_view, whose batches alternate with those of the task: a file of sentences
-    that the task reads, lines:FILE with a sentence in each line, or rest, the rows that --sample leaves out. Default:
-    none."""
+    """Sentences without tags for --head cross_view, whose batches alternate with labelled ones. FILE: sentences as the
+    task's. lines:FILE: a sentence in each line. rest: the rows that --sample leaves out. Default: none."""
     settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 

@@ -207,9 +207,9 @@ def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tu
 
 
 def sampled(split: Split, count: int, seed: int) -> tuple[Split, tuple[Any, ...]]:
-    """Return a split with `count` random examples, in file order, and the other ones; the split itself if it has no more.
+    """Return a split with `count` random examples and the other examples, both in file order.
 
-    A larger sample of the same seed contains a smaller one.
+    A split that has no more is returned itself. A larger sample of the same seed contains a smaller one.
     """
     total = len(split.examples)
     if count >= total:

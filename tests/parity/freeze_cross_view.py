@@ -1,4 +1,4 @@
-"""Write tests/golden/cross_view_parity.npz from PyTorch in float64: `cd tests && python -m parity.freeze_cross_view`."""
+"""Write tests/golden/cross_view_parity.npz from PyTorch in float64: in tests/, `python -m parity.freeze_cross_view`."""
 
 from parity import cross_view_case as case
 from parity import cross_view_torch
