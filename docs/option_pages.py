@@ -244,7 +244,7 @@ def configs_page() -> str:
         "",
     ]
     for name in known_configs():
-        kind = FinetuneConfig if "finetune" in name else PretrainConfig
+        kind = type(load_config(name, object))
         text = find_config(name).read_text(encoding="utf-8")
         (docstring,) = re.findall(r'\A"""(.*?)"""', text, flags=re.DOTALL)
         lines += [f"## `{name}`", "", *prose(docstring), "", "| flag | value |", "|---|---|"]

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 
 FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.name != "__init__.py")
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
-KINDS = {name: FinetuneConfig if "finetune" in name else PretrainConfig for name in NAMES}
+KINDS = {name: type(load_config(name, object)) for name in NAMES}
 # Of these sizes a model has those of its fields.
 TOY_SIZES = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward_width": 64, "num_positions": 64}
 TOY_SIZES |= {"units": 48, "memory_length": 24, "num_encoder_layers": 2, "head_width": 8}

@@ -25,13 +25,14 @@ from jaxlm.models.elmo import ELMO
 from jaxlm.models.elmo import FAMILY as ELMO_FAMILY
 from jaxlm.models.gpt import GPT1, GPT2
 from jaxlm.models.heads.bilstm import LSTMHead
+from jaxlm.models.heads.cross_view import CrossViewHead
 from jaxlm.models.heads.linear import PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.model import Model
 from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.objectives.config import LanguageModel, SequenceToSequence
-from jaxlm.training.config import PretrainConfig
+from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import parameter_rules
 from jaxlm.training.pretraining import make_pretraining
 
@@ -212,6 +213,14 @@ def test_bert_heads(update_golden):
     make = lambda key: {name: maker(key) for name, maker in makers.items()}  # noqa: E731
     boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
     compare("bert_heads.txt", table(boxed, drawn, round(0.02 * CUT, 4)), update_golden)
+
+
+def test_cross_view_head(update_golden):
+    """Fails when a module of CVT's head has another input, or its kernels are not decayed, or not Glorot's."""
+    head, layer = CrossViewHead(23, 512, FinetuneConfig.views), np.zeros((1, 1, 1024), np.float32)
+    make = lambda key: head.init(key, layer, layer, train=False)["params"]  # noqa: E731
+    boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
+    compare("cross_view.txt", table(boxed, drawn), update_golden)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.049])
