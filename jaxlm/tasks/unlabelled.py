@@ -1,5 +1,7 @@
 """Sentences without tags, which a run reads beside its labelled rows (`jaxlm/objectives/cross_view.py`)."""
 
+from collections.abc import Iterator
+
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.reading.rows import format_of
@@ -32,12 +34,8 @@ def read_unlabelled(spec: str, task: Task, data: TaskData) -> Split:
             f"unlabelled must be a file of sentences, lines:FILE or rest, got the directory {path}; give a file, such "
             "as the text of a store"
         )
-    if spec.startswith(LINES):
-        sentences = (
-            TaggedSentence(tuple(words)) for _, line in Lines(path, decompress=True) if (words := line.split())
-        )
-    else:
-        sentences = read_rows(path, task)
+    lines = (TaggedSentence(tuple(line.split())) for _, line in Lines(path, decompress=True))
+    sentences: Iterator[TaggedSentence] = lines if spec.startswith(LINES) else read_rows(path, task)
     rows = tuple(example for example in sentences if example.tokens)
     if not rows:
         raise InputError(f"unlabelled must be a file with sentences, got none in {path}; give another file")
