@@ -35,7 +35,15 @@ from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_not
 from jaxlm.tasks.unlabelled import read_unlabelled
 from jaxlm.text import Tokenizer, tokenizer_from_spec
 from jaxlm.training import start
-from jaxlm.training.config import FinetuneConfig, check_batches, check_sizes, one_duration, resolved_json, run_fields
+from jaxlm.training.config import (
+    FinetuneConfig,
+    check_batches,
+    check_sizes,
+    keep_default,
+    one_duration,
+    resolved_json,
+    run_fields,
+)
 from jaxlm.training.loop import explain_failure
 from jaxlm.training.program import fitted_to_devices, with_kept_choice
 from jaxlm.training.task_model import make_task_learner
@@ -299,6 +307,7 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
     check_smoothing(task, config.label_smoothing)
     if task.generates:
         config.check_without_head(task.kind)
+    keep_default(config, not task.generates, "loss_per", "token", f"for a {task.kind} task, whose targets are no texts")
     weights = class_weights(config.class_weights, task, data.splits["train"])
     return replace(task, class_weights=weights, special_tokens=config.special_tokens)
 

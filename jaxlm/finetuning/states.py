@@ -27,6 +27,7 @@ from jaxlm.errors import InputError
 from jaxlm.finetuning.trial import Patience, Programs, Progress, Trial, TrialContext, started_state, trial_settings
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import Settings, TrainState, from_saved, state_of
+from jaxlm.training.weights import halved
 
 TRIALS = PartitionSpec(("data", "fsdp"))
 MEMORY_FRACTION = 0.9  # of a device's memory that a group may use
@@ -46,6 +47,8 @@ class Alone:
         self.abstract, self.step = programs.program.abstract, programs.train
         self.settings = replicated(trial_settings(context, trial.rate), context.mesh)
         self.best: Any = None
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract.halving)
+        self._halved = jax.jit(halved, out_shardings=shardings)
 
     def started(self) -> tuple[TrainState, list[str]]:
         return started_state(self.context, self.programs, self.trials[0].seed)
@@ -68,6 +71,9 @@ class Alone:
     def halted(self, state: TrainState, numbers: Sequence[int]) -> TrainState:
         """Return the state: training ends with its only trial."""
         return state
+
+    def evaluated(self, state: TrainState, losses: Sequence[float]) -> TrainState:
+        return replace(state, halving=self._halved(state.halving, np.float32(losses[0])))
 
     def by_trial(self, x: jax.Array) -> np.ndarray:
         return np.asarray(x)[None]
@@ -114,6 +120,7 @@ class Stacked:
         self._keep = jax.jit(_where, donate_argnums=2, out_shardings=params)
         self._either = jax.jit(jnp.logical_or, out_shardings=self.sharding)
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=params)
+        self._halved = jax.jit(halved, out_shardings=self._shardings(self.abstract.halving))
 
     def started(self) -> tuple[TrainState, list[str]]:
         """Return the first states, each as in a program of its own, and notes on the first of them."""
@@ -159,6 +166,12 @@ class Stacked:
     def halted(self, state: TrainState, numbers: Sequence[int]) -> TrainState:
         """Return the states with these trials halted, so that later steps leave their states as they are."""
         return replace(state, halted=self._either(state.halted, self._flags(numbers)))
+
+    def evaluated(self, state: TrainState, losses: Sequence[float]) -> TrainState:
+        """Return the states, whose learning rates follow the losses of an evaluation. NaN: a trial has ended."""
+        padded = np.full(len(self.all), losses[-1], np.float32)
+        padded[: len(losses)] = losses
+        return replace(state, halving=self._halved(state.halving, self.spread(padded)))
 
     def by_trial(self, x: jax.Array) -> np.ndarray:
         """Return a metric of a step on the host, with a leading axis of trials."""

@@ -11,6 +11,7 @@ A trial whose loss is not finite keeps the state before that step, and the other
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import EVENTS, Diverged, NotFinite, Recorder, even_work
 from jaxlm.tasks import Task
+from jaxlm.tasks.metrics import LOSS
 from jaxlm.training.initialization import restore_state
 from jaxlm.training.loop import Outcome, ScheduledEvaluation, Session, run_training
 from jaxlm.training.step import TrainState, saved_part
@@ -120,6 +122,7 @@ class Training:
         """
         context, held = self.context, self.held
         alive, better = self.recorder.alive, [False] * len(held.trials)
+        losses = [math.nan] * len(held.trials)
         for number in alive:
             where = context.selection, held.data[number].sizes, None, context.task.metric
             _, metrics = evaluate_split(context, held.programs, held.take(state.weights, number), *where)
@@ -127,11 +130,14 @@ class Training:
             if state.average is not None:
                 _, raw = evaluate_split(context, held.programs, held.take(state.params, number), *where)
             self.recorder.evaluated(step, number, context.task, metrics, raw)
+            losses[number] = metrics[LOSS]
             better[number] = self.progress[number].evaluated(context, step, metrics)
         held.keep(better, state.weights)
         stopped = [number for number in alive if self.progress[number].ended]
         self.recorder.evaluations_done(step, context.task, stopped)
-        return Outcome(ends=not self.recorder.alive, state=held.halted(state, stopped) if stopped else None)
+        if context.config.optimizer.follows_validation:
+            state = held.evaluated(state, losses)
+        return Outcome(ends=not self.recorder.alive, state=held.halted(state, stopped) if stopped else state)
 
     def save(self, step: int, state: TrainState) -> None:
         """Start a checkpoint of the states, the best parameters so far and the progress."""

@@ -106,6 +106,19 @@ def with_rate_of_length(objective: Objective, nominal_length: int) -> Objective:
     return dataclasses.replace(objective, rate_factor=rate_factor)
 
 
+def with_loss_per_row(objective: Objective) -> Objective:
+    """Return the objective with the mean over rows of the sum of each, in place of the mean over tokens.
+
+    Terms of the loss are in nats per row; the gradient, and so its norm, is that of such a loss.
+    """
+
+    def weights(batch: Batch) -> Sums:
+        rows = jnp.sum(jnp.any(batch.weights > 0, axis=1)).astype(jnp.float32)
+        return objective.weights(batch) | dict.fromkeys(objective.coefficients, rows)
+
+    return dataclasses.replace(objective, weights=weights)
+
+
 def segments_of(batch: Batch) -> jax.Array:
     """Return the segments (B, L), ones for a batch of full rows without."""
     return jnp.ones_like(batch.ids) if batch.segments is None else batch.segments

@@ -281,6 +281,9 @@ class FinetuneConfig(RunConfig):
     label_smoothing: BelowOne = 0.0
     """Fraction of each target that is distributed over all classes, tags or choices alike, or over the vocabulary where
     targets are texts. 0: none."""
+    loss_per: Literal["token", "row"] = "token"
+    """Mean of the training loss where targets are texts. token: over the tokens of all targets. row: over the rows of a
+    batch, of which each has the sum of its tokens (CoVe)."""
     members_per_group: Annotated[int, Range(0, fix="give 0 for as many as fit")] = 1
     """Runs (seeds and learning rates) trained together in one program, on accelerators. 0: as many as fit."""
 
@@ -402,10 +405,12 @@ def run_fields(
 ) -> tuple[str, ...]:
     """Return the fields that may change on resume, with the run's length if no schedule depends on it.
 
-    fixed_evaluations: True if the training depends on the validation losses. The contents of data.validation are then
+    fixed_evaluations: True if the training depends on the validation losses, as with a learning rate that follows them
+    it always does. The contents of data.validation are then
     among the fingerprints.
     """
-    free = tuple(name for name in RUN_FIELDS if not (fixed_evaluations and name in ("eval_every", "eval_batch_size")))
+    fixed = ("eval_every", "eval_batch_size") if fixed_evaluations or optimizer.follows_validation else ()
+    free = tuple(name for name in RUN_FIELDS if name not in fixed)
     return free + (() if fixed_steps or optimizer.depends_on_num_steps() else ("num_steps", "num_epochs"))
 
 

@@ -23,7 +23,7 @@ from jaxlm.text import Tokenizer
 from jaxlm.training.loss_scale import first_scale
 from jaxlm.training.start import Source
 from jaxlm.training.step import OPTIONAL, OWN, TrainState, from_saved, no_norms, saved_part
-from jaxlm.training.weights import Iterates, first_average, no_selection
+from jaxlm.training.weights import Iterates, first_average, no_halving, no_selection
 
 NEW = -1  # a token that the start lacks
 
@@ -186,7 +186,7 @@ def continue_state(
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
     makers: dict[str, Any] = {"iterates": iterates, "recent_norms": no_norms, "selection": no_selection}
-    makers["loss_scale"] = first_scale
+    makers |= {"loss_scale": first_scale, "halving": no_halving}
     for name, make in makers.items():
         if name in fresh or (name in OWN and name in wanted):
             shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted[name])

@@ -164,7 +164,7 @@ class Schedule(NamedTuple):
 
     def remaining(self, t: jax.Array, decay: Decay, x: jax.Array) -> jax.Array:
         """Return the fraction of the peak that a decay leaves in update t, at fraction x of its length."""
-        if decay == "constant":
+        if decay in ("constant", "halved_by_validation"):  # the step multiplies by the factor of the state
             return jnp.ones_like(x)
         if decay == "inverse_sqrt":
             scale = jnp.where(self.warmup > 0, self.warmup, TIMESCALE)
@@ -397,7 +397,7 @@ def learning_rate(config: OptimizerConfig, step: Any, schedule: Schedule) -> jax
     from 0, T updates, w of them warmup, and the fraction x of the decay that has passed, the decays leave this fraction
     of the peak:
 
-        constant             1
+        constant, halved_by_validation: 1
         linear               f + (1 - f) (1 - x)
         cosine               f + (1 - f) (1 + cos(pi x)) / 2
         polynomial           f + (1 - f) (1 - x)^p

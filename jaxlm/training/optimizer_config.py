@@ -18,6 +18,7 @@ Decay = Literal[
     "warmup_stable_decay",
     "slanted_triangular",
     "one_plus_root",
+    "halved_by_validation",
 ]
 
 
@@ -41,7 +42,8 @@ class OptimizerConfig:
     10,000 steps, then with the inverse root of the step (T5). warmup_stable_decay: the peak for the fraction `stable`
     of the steps after the warmup, then polynomial. slanted_triangular: linear from `floor` to the peak during the
     warmup, and linear back, as in ULMFiT (warmup 0.1, floor 0.03125). one_plus_root: divided by 1 + 0.005 times the
-    root of the step, during the warmup too, which begins at 0 (CVT)."""
+    root of the step, during the warmup too, which begins at 0 (CVT). halved_by_validation: a half after each evaluation
+    whose validation loss is above that of the evaluation before (CoVe)."""
     floor: BelowOne = 0.0
     """Lowest learning rate of the decay, as a fraction of peak_lr."""
     power: Positive = 1.0
@@ -95,16 +97,22 @@ class OptimizerConfig:
             "peak; give fewer steps, or a fraction of the run below 1"
         )
 
+    @property
+    def follows_validation(self) -> bool:
+        """True if the learning rate depends on the evaluations of the run."""
+        return self.decay == "halved_by_validation"
+
     def depends_on_num_steps(self) -> bool:
         """Return True if the learning rate of a step depends on the length of the run."""
-        fixed = self.decay in ("constant", "inverse_sqrt", "constant_inverse_sqrt", "one_plus_root")
-        return self.kind == "openai_adam" or not fixed or 0 < self.warmup < 1
+        fixed = ("constant", "inverse_sqrt", "constant_inverse_sqrt", "one_plus_root", "halved_by_validation")
+        return self.kind == "openai_adam" or self.decay not in fixed or 0 < self.warmup < 1
 
 
+_WITHOUT_FLOOR = ("constant", "one_plus_root", "halved_by_validation")
 # Fields that only some optimizers or decays use: the field that chooses, and the choices.
 _USERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("kind", ("sgd",)),
-    "floor": ("decay", tuple(name for name in typing.get_args(Decay) if name not in ("constant", "one_plus_root"))),
+    "floor": ("decay", tuple(name for name in typing.get_args(Decay) if name not in _WITHOUT_FLOOR)),
     "power": ("decay", ("polynomial", "warmup_stable_decay")),
     "stable": ("decay", ("warmup_stable_decay",)),
 }

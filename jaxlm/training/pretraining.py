@@ -142,14 +142,17 @@ def selects(config: PretrainConfig) -> bool:
 
 def steered_by_validation(config: PretrainConfig) -> bool:
     """Return True if validation losses decide about parameters, so that the evaluations are a part of the run."""
-    return selects(config) or config.average_iterates == "non_monotone"
+    return selects(config) or config.average_iterates == "non_monotone" or config.optimizer.follows_validation
 
 
 def check_selection(config: PretrainConfig) -> None:
-    """Raise InputError for a selection by validation losses without a store or an interval of evaluation."""
-    if not selects(config):
+    """Raise InputError for what validation losses decide without a store or an interval of evaluation."""
+    if config.optimizer.follows_validation:
+        with_it = f"optimizer.decay {config.optimizer.decay}"
+    elif selects(config):
+        with_it = "select best" if config.select == "best" else f"patience {config.patience}"
+    else:
         return
-    with_it = "select best" if config.select == "best" else f"patience {config.patience}"
     if not config.data.validation:
         raise InputError(f"data.validation must be given with {with_it}, got none; name a token store to evaluate on")
     if not config.eval_every:

@@ -129,6 +129,7 @@ def _optional_state(config: PretrainConfig | FinetuneConfig) -> dict[str, Any]:
     Fine-tuning selects by the metrics of its task, outside of the state (`jaxlm.finetuning.trial`).
     """
     found: dict[str, Any] = {"averages": config.ema > 0, "finds_spikes": config.spike_factor > 0}
+    found["halves_rate"] = config.optimizer.follows_validation
     found["scales_loss"] = config.execution.compute_dtype() == jnp.float16
     if isinstance(config, FinetuneConfig):
         return found

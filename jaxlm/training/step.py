@@ -31,7 +31,7 @@ from jaxlm.distributed.mesh import batch_sharding, state_shardings
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.loss_scale import LossScale, first_scale
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of, with_untrained_kept
-from jaxlm.training.weights import AverageOf, Iterates, Selection, averaged, no_selection
+from jaxlm.training.weights import AverageOf, Halving, Iterates, Selection, averaged, no_halving, no_selection
 
 WINDOW = 128  # norms
 FEWEST = 10  # norms that a median needs
@@ -49,7 +49,8 @@ class TrainState:
     the mean of the iterates, their number and the validation losses that decide when it begins. recent_norms: gradient
     norms, by which spikes are found, or None. loss_scale: that of a run in float16, else None. selected: the weights
     with the lowest validation loss so far, or None. selection: the evaluations so far (`jaxlm.training.weights`), or
-    None. A checkpoint holds those that are not None.
+    None. halving: the factor of the learning rate that evaluations halve, or None. A checkpoint holds those that are
+    not None.
     """
 
     step: jax.Array
@@ -64,6 +65,7 @@ class TrainState:
     loss_scale: LossScale | None = None
     selected: Any = None
     selection: Selection | None = None
+    halving: Halving | None = None
 
     @property
     def weights(self) -> Any:
@@ -73,7 +75,7 @@ class TrainState:
 
 # Fields without which a state can be continued.
 OPTIONAL = ("average", "iterates", "recent_norms", "loss_scale")
-OWN = ("selected", "selection")  # fields that another run never continues: it evaluates on a text of its own
+OWN = ("selected", "selection", "halving")  # fields that another run never continues: it evaluates on a text of its own
 SAVED = ("step", "params", "opt_state", "carry", *OPTIONAL, *OWN)  # the fields that a checkpoint holds
 
 
@@ -97,11 +99,12 @@ def new_state(
     scales_loss: bool = False,
     keeps_best: bool = False,
     selects: bool = False,
+    halves_rate: bool = False,
 ) -> TrainState:
     """Return the state before the first update. averages: with an average of the parameters.
 
     iterates: makes `TrainState.iterates`, if the average is the mean of the iterates. finds_spikes, scales_loss,
-    keeps_best, selects: with `recent_norms`, `loss_scale`, `selected` and `selection`.
+    keeps_best, selects, halves_rate: with `recent_norms`, `loss_scale`, `selected`, `selection` and `halving`.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -116,6 +119,7 @@ def new_state(
         loss_scale=first_scale() if scales_loss else None,
         selected=jax.tree.map(jnp.copy, params) if keeps_best else None,
         selection=no_selection() if selects else None,
+        halving=no_halving() if halves_rate else None,
     )
 
 
@@ -261,6 +265,8 @@ def make_train_step(
         rate = optimizer.rate(state.step, settings.schedule)
         if objective.rate_factor is not None:
             rate = rate * objective.rate_factor(prepared)
+        if state.halving is not None:
+            rate = rate * state.halving.factor
         applied, counts, recent_norms = is_finite, is_finite, None
         overflowed, reads = None, is_finite
         more: Metrics = {}

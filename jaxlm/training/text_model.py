@@ -14,7 +14,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.models import build, family_of
 from jaxlm.nn.config import Execution
 from jaxlm.nn.output import Penalty
-from jaxlm.objectives.language_model import inputs_of, language_model
+from jaxlm.objectives.language_model import inputs_of, language_model, with_loss_per_row
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.learner import TaskLearner
@@ -54,10 +54,11 @@ def make_text_learner(config: FinetuneConfig, task: Task, execution: Execution) 
         return {"backbone": model.init(body_key)} | ({"head": head} if head else {})
 
     penalty = Penalty(label_smoothing=config.label_smoothing) if config.label_smoothing else None
+    objective = language_model(model, loss_chunks=execution.loss_chunks, penalty=penalty)
     return TextLearner(
         model=model,
         init_params=init_params,
-        objective=language_model(model, loss_chunks=execution.loss_chunks, penalty=penalty),
+        objective=with_loss_per_row(objective) if config.loss_per == "row" else objective,
         flops_per_token=model.flops_per_token,
         groups=layer_groups(
             family,

@@ -22,7 +22,7 @@ from jaxlm.training.loop import Outcome, ScheduledEvaluation
 from jaxlm.training.pretraining import Plan, Pretraining, reading_of
 from jaxlm.training.program import CompiledStep
 from jaxlm.training.step import EvalStep, TrainState, first_carry, make_eval_step
-from jaxlm.training.weights import evaluated, with_loss
+from jaxlm.training.weights import evaluated, halved, with_loss
 from jaxlm.wording import counted
 
 
@@ -64,10 +64,13 @@ def scheduled_validation(validation: "Validation", recorder: Recorder, abstract:
                     f"step {step}: the validation loss no longer falls; the iterates are averaged from here on"
                 )
             state = replace(state, iterates=iterates)
+        if state.halving is not None and step > 0:
+            state = replace(state, halving=halve(state.halving, loss))
         return Outcome(ends, state)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     record = jax.jit(with_loss, out_shardings=shardings.iterates)
+    halve = jax.jit(halved, out_shardings=shardings.halving)
     select = jax.jit(evaluated, donate_argnums=0, out_shardings=(shardings.selected, shardings.selection))
     return ScheduledEvaluation(evaluate, config.eval_every, first=True)
 

@@ -1,4 +1,4 @@
-"""The parameters that are evaluated and used in place of the newest ones: their averages, or the best ones so far.
+"""Parts of the training state that evaluations change or use: averages of the parameters, the best ones, a rate factor.
 
 The exponential moving average: after update t, counted from 1, with parameters p and decay d, the average is
 
@@ -104,6 +104,24 @@ def first_average(params: Any) -> Any:
     """Return the average before the first update, a copy of the parameters with their shardings."""
     shardings = jax.tree.map(lambda p: p.sharding, params)
     return jax.jit(functools.partial(jax.tree.map, jnp.copy), out_shardings=shardings)(params)
+
+
+class Halving(NamedTuple):
+    """The factor of the learning rate, float32, and the newest validation loss, float32, inf before the first one."""
+
+    factor: jax.Array
+    loss: jax.Array
+
+
+def no_halving() -> Halving:
+    """Return the factor before the first evaluation."""
+    return Halving(jnp.asarray(1.0, jnp.float32), jnp.asarray(jnp.inf, jnp.float32))
+
+
+def halved(halving: Halving, loss: Any) -> Halving:
+    """Return `halving` after an evaluation: a half if the loss is above the one before (onmt/Optim.py:36-48)."""
+    factor = jnp.where(loss > halving.loss, 0.5 * halving.factor, halving.factor)
+    return Halving(factor, jnp.asarray(loss, jnp.float32))
 
 
 class Selection(NamedTuple):

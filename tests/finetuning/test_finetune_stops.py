@@ -458,3 +458,28 @@ def test_each_trial_has_its_own_loss_scale_that_outlives_a_stop(tune, monkeypatc
     ended = tune("other", *more)
     assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
     assert metrics(tune.directory / "other", "loss_scale", peak_lr=3e-3)[4] == 2.0**18
+
+
+@pytest.mark.parametrize("shape", ["alone", "together"])
+def test_each_trial_halves_its_own_rate_and_goes_on_so_after_a_stop(tune, shape):
+    """Fails when the losses of evaluations or the factor are lost in a stop, belong to another trial, or the rate is
+    halved in the step before. The rates are compared with onmt/Optim.py's rule on the losses of the log.
+    """
+    rate = 0.05
+    more = ("--optimizer.decay", "halved_by_validation", "--optimizer.warmup", 0, "--optimizer.peak-lr", rate)
+    more = (*more, "--eval-every", 1, "--checkpoint-every", 3, *SHAPES[shape])
+    assert tune("whole", *more).code == 0
+    assert tune.stopped("run", ("a step", 5), *more) == "a step"
+    ended = tune("run", *more)
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    run, halvings = tune.directory / "run", []
+    assert_same(run, tune.directory / "whole", shape)
+    for seed in (0, 1):
+        losses = metrics(run, "dev_loss", seed=seed)
+        rises = [losses[step] > losses[step - 1] for step in range(2, 6)]
+        wanted = [rate, rate, *(rate * 0.5 ** sum(rises[: n + 1]) for n in range(4))]
+        np.testing.assert_allclose(list(metrics(run, "learning_rate", seed=seed).values()), wanted, rtol=1e-6)
+        halvings.append(rises)
+    assert any(any(rises[:2]) for rises in halvings) and any(any(rises[2:]) for rises in halvings), halvings
+    refused = tune("run", *more, "--eval-every", 2)
+    assert refused.code == 2 and "--eval-every: 1 -> 2" in refused.errors
