@@ -244,11 +244,11 @@ def configs_page() -> str:
         "",
     ]
     for name in known_configs():
-        kind = type(load_config(name, object))
+        config = load_config(name, object)
         text = find_config(name).read_text(encoding="utf-8")
         (docstring,) = re.findall(r'\A"""(.*?)"""', text, flags=re.DOTALL)
         lines += [f"## `{name}`", "", *prose(docstring), "", "| flag | value |", "|---|---|"]
-        for field, value in differences(load_config(name, kind), kind()).items():
+        for field, value in differences(config, type(config)()).items():
             shown = " ".join(map(str, value)) if isinstance(value, list) else value
             flag = field if field == "model.kind" else f"--{field.replace('_', '-')}"  # the file fixes the family
             lines.append(f"| `{flag}` | `{shown}` |")

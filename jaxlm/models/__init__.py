@@ -31,6 +31,7 @@ FAMILIES: dict[str, Family] = {
         "t5",
         "elmo",
         "bilstm",
+        "mt_lstm",
     )
 }
 DEFAULT_MODEL: Any = FAMILIES["gpt"].config

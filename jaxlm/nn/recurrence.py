@@ -160,20 +160,27 @@ def _backward(clips: Clips, reverse: bool, residuals, cotangents):
 
     rows = (dh_LBP, saved, real_LB, reset_LB)
     dstart, (dz_LBG, dprojected_LBP) = jax.lax.scan(step, LSTMState(*dend), rows, reverse=not reverse)
-    dkernel_PG = _summed(saved.h_before, dz_LBG, kernel_PG)
+    dkernel_PG = weight_gradient(saved.h_before, dz_LBG, kernel_PG)
     dprojection_UP = None
     if projection_UP is not None:
-        dprojection_UP = _summed(saved.o * jnp.tanh(saved.c), dprojected_LBP, projection_UP)
+        dprojection_UP = weight_gradient(saved.o * jnp.tanh(saved.c), dprojected_LBP, projection_UP)
     return dz_LBG.astype(like_x.dtype), dkernel_PG, dstart, None, None, dprojection_UP, None
 
 
-def _summed(x_LBN: jax.Array, dy_LBM: jax.Array, kernel_NM: jax.Array) -> jax.Array:
+def weight_gradient(x_LBN: jax.Array, dy_LBM: jax.Array, kernel_NM: jax.Array) -> jax.Array:
     """Return the gradient of a kernel, over all positions in one product."""
     x, dy = (rows.reshape(-1, rows.shape[-1]).astype(kernel_NM.dtype) for rows in (x_LBN, dy_LBM))
     return jnp.dot(x.T, dy, preferred_element_type=jnp.float32).astype(kernel_NM.dtype)
 
 
 lstm.defvjp(_forward, _backward)
+
+
+def gates(z_BG: jax.Array, c_BU: jax.Array) -> LSTMState:
+    """Return the state (B, U) after a position. z_BG: x W + h U + b of the gates i, f, g, o. c_BU: the cell before."""
+    i, f, g, o = jnp.split(z_BG, 4, axis=-1)
+    c_BU = jax.nn.sigmoid(f) * c_BU + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return LSTMState(jax.nn.sigmoid(o) * jnp.tanh(c_BU), c_BU)
 
 
 def boundaries(ids_BL: jax.Array, segments_BL: jax.Array | None, reverse: bool = False) -> tuple[jax.Array, jax.Array]:

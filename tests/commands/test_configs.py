@@ -30,6 +30,7 @@ from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
 from jaxlm.models.character_transformer import CharacterTransformerConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
+from jaxlm.models.mt_lstm import MTLSTMConfig
 from jaxlm.models.t5 import T5Config
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainConfig
@@ -131,6 +132,12 @@ def test_a_config_is_sound_at_full_size(name):
         decoder = model.num_layers * (8 * d * inner + feed_forward + 3 * d)
         assert count == model.vocab_size * d + encoder + decoder + 2 * (model.num_buckets * model.num_heads + d)
         return
+    if isinstance(model, MTLSTMConfig):
+        d, w, above = model.width, model.word_width, model.num_layers - 1
+        encoder = 4 * d * (w + above * d + model.num_layers * (d // 2 + 1))
+        decoder = 4 * d * (w + d + above * d + model.num_layers * (d + 1))
+        assert count == 2 * model.vocab_size * w + encoder + decoder + 3 * d**2
+        return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
@@ -203,7 +210,7 @@ def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
     toy = [*toy_model(name), "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
     if is_encoder(name):
         toy += ["--auxiliary-lm", 0]
-    if isinstance(load_config(name, FinetuneConfig).model, T5Config):
+    if isinstance(load_config(name, FinetuneConfig).model, T5Config | MTLSTMConfig):
         toy += ["--as-text", "--options.target-length", 8]
     ended = run_here("finetune", name, *finetune_arguments(tmp_path / "run", task, *toy)[1:])
     assert ended.code == 0, ended.errors
@@ -256,6 +263,6 @@ def test_berts_configs_say_what_the_paper_says():
 
 @pytest.mark.parametrize("kind", sorted(name for name, family in FAMILIES.items() if family.layouts))
 def test_the_toy_config_of_each_family_is_as_scripts_rely_on_it(kind):
-    toy = load_config(f"debug/{kind}", PretrainConfig)
+    toy = load_config(f"debug/{kind}", KINDS[f"debug/{kind}"])
     assert toy.model.kind == kind and toy.batch_size % 8 == 0
     assert getattr(toy.model, "num_positions", 512) == 512 and getattr(toy.model, "num_heads", 4) % 4 == 0

@@ -283,7 +283,8 @@ def programs():
     toy = {"num_steps": 9}
     tuned = {"num_steps": 9, "length": 32, "batch_size": 4}
     found = {name: [f"debug/{name}", "a100", toy, {}] for name, family in FAMILIES.items() if family.layouts}
-    found["bilstm"] = ["debug/finetune_bilstm", "a100", tuned, {"task": "tagging"}]
+    found["bilstm"] = ["debug/bilstm", "a100", tuned, {"task": "tagging"}]
+    found["mt_lstm"] = ["debug/mt_lstm", "a100", tuned, {"task": "text"}]
     for kind, of in KINDS.items():
         model = "gpt" if of.generates else "bert"
         found[kind] = [f"debug/finetune_{model}", "a100", tuned, {"task": kind}]

@@ -90,7 +90,7 @@ def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
     """Fails when a prediction has other features than the training had, or the mix is not trained."""
     sentences = toy_encoder.make_files(tmp_path / "files", "tagging")
     command = toy_encoder.arguments(tmp_path / "run", sentences, "tagging", "--tokenizer", f"store:{runs['store']}")
-    command[0] = "debug/finetune_bilstm"
+    command[0] = "debug/bilstm"
     ended = run_here("finetune", *command, "--word-features", f"{runs['elmo']}:all", runs["bert"])
     assert ended.code == 0, ended.errors
     tensors = jaxlm.load(str(tmp_path / "run")).params["backbone"]["embeddings"]
@@ -112,7 +112,7 @@ def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
     ],
 )
 def test_features_that_are_not_there_are_refused(runs, tmp_path, given, said):
-    command = ["debug/finetune_bilstm", "--run", tmp_path / "run", "--task", "custom", "--tokenizer"]
+    command = ["debug/bilstm", "--run", tmp_path / "run", "--task", "custom", "--tokenizer"]
     command += [f"store:{runs['store']}", "--custom.kind", "tagging"]
     files = toy_encoder.make_files(tmp_path / "files", "tagging")
     command += ["--custom.train", files / "train.jsonl", "--custom.dev", files / "dev.jsonl"]

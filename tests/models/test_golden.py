@@ -29,6 +29,8 @@ from jaxlm.models.heads.cross_view import CrossViewHead
 from jaxlm.models.heads.linear import PooledHead, SequenceHead, SpanHead, TaggingHead
 from jaxlm.models.lstm import GPT1_LSTM
 from jaxlm.models.model import Model
+from jaxlm.models.mt_lstm import FAMILY as MT_LSTM_FAMILY
+from jaxlm.models.mt_lstm import MT_LSTM
 from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8
 from jaxlm.objectives.config import LanguageModel, SequenceToSequence
@@ -160,6 +162,17 @@ def test_bilstm(update_golden):
     drawn = jax.jit(lambda key: nn.unbox({"backbone": model.init(key)}))(jax.random.key(0))
     boxed = jax.eval_shape(lambda key: {"backbone": build(CVT).init(key)}, jax.random.key(0))
     compare("bilstm.txt", table(boxed, drawn, 0.02), update_golden)
+
+
+def test_mt_lstm(update_golden):
+    """Fails when an initial value is beyond 0.1, a gate's bias begins at 1, or a kernel is sharded otherwise."""
+
+    def init(config):
+        model = Model(MT_LSTM_FAMILY, config)
+        return lambda key: {"backbone": model.init(key), "head": model.output_layer.init(key)}
+
+    drawn = jax.jit(lambda key: nn.unbox(init(replace(MT_LSTM, vocab_size=2000))(key)))(jax.random.key(0))
+    compare("mt_lstm.txt", table(jax.eval_shape(init(MT_LSTM), jax.random.key(0)), drawn), update_golden)
 
 
 def test_t5(update_golden):
