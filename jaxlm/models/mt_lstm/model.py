@@ -135,7 +135,7 @@ class MTLSTM(nn.Module):
         found: Layer = getattr(self, f"layer_{number}")
         return found
 
-    def _factors(self, shape: tuple[int, int], key: jax.Array | None) -> Factors | None:
+    def _factors(self, shape: tuple[int, ...], key: jax.Array | None) -> Factors | None:
         """Return the factors of dropout for rows of this shape, (B, L)."""
         config = self.config
         if key is None or config.dropout_rate == 0.0:
@@ -312,19 +312,19 @@ def _decoded(kernels, products, source: Source, start: DecoderState, factors: Fa
 
 
 def _decode_forward(kernels, products, source, start, factors, real_LB):
-    def decoded(products, source, start):
-        return _decoded(kernels, products, Source(*source, real_BS), start, factors, real_LB)
+    def decoded(products, keys, values, start):
+        return _decoded(kernels, products, source._replace(keys=keys, values=values), start, factors, real_LB)
 
-    *parts, real_BS = source
-    results, pullback, read = jax.vjp(decoded, products, tuple(parts), start, has_aux=True)
+    differentiated = (products, source.keys, source.values, start)  # the kernels are constants of the loop
+    results, pullback, read = jax.vjp(decoded, *differentiated, has_aux=True)
     return results, (pullback, read, kernels)
 
 
 def _decode_backward(residuals, cotangents):
     pullback, read, kernels = residuals
-    dproducts, (dkeys, dvalues), dstart = pullback(cotangents)
+    dproducts, dkeys, dvalues, dstart = pullback(cotangents)
     dkernels = tuple(weight_gradient(x, dy, k) for x, dy, k in zip(read, dproducts, kernels, strict=True))
-    return dkernels, dproducts, Source(dkeys, dvalues, None), dstart, None, None
+    return dkernels, dproducts, Source._make((dkeys, dvalues, None)), dstart, None, None
 
 
 decode.defvjp(_decode_forward, _decode_backward)
