@@ -136,6 +136,31 @@ def test_a_killed_process_goes_on_to_the_bit(base, arguments, tmp_path):
     assert_same_run(run, base("awd_lstm"))
 
 
+def test_a_rate_that_validation_halves_goes_on_to_the_bit(arguments, tmp_path):
+    """Fails when the factor or the newest loss is not in the checkpoint, or the first evaluation halves. The rates are
+    compared with onmt/Optim.py's rule on the losses of the log.
+    """
+    rate = 0.3
+    decay = ("--optimizer.decay", "halved_by_validation", "--optimizer.warmup", 0, "--optimizer.peak-lr", rate)
+    whole = tmp_path / "whole"
+    ended = run_here("pretrain", *arguments("lstm", whole, *decay))
+    assert ended.code == 0, ended.errors
+    losses, factor, wanted = metrics(whole, "validation_loss"), 1.0, {}
+    for step in range(1, STEPS + 1):
+        wanted[step] = rate * factor
+        if step > 2 and step % 2 == 0 and losses[step] > losses[step - 2]:
+            factor *= 0.5
+    assert metrics(whole, "learning_rate") == pytest.approx(wanted) and 0 < factor < 1
+    run = copy_at(whole, 3, tmp_path / "run")
+    ended = run_here("pretrain", *arguments("lstm", run, *decay))
+    assert ended.code == 0 and "resumed at step 3" in ended.errors, ended.errors
+    assert_same_run(run, whole)
+    words = [*arguments("lstm", tmp_path / "none", *decay)]
+    at = words.index("--data.validation")
+    refused = run_here("pretrain", *words[:at], *words[at + 2 :])
+    assert_one_line(refused, 2, "--data.validation must be given with --optimizer.decay halved_by_validation")
+
+
 @pytest.mark.usefixtures("eight_devices")
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_another_mesh_gives_the_same_losses(base, arguments, name, tmp_path):
