@@ -87,7 +87,7 @@ def token_features(
     while some := list(islice(source, batch_size)):
         rows, truncations = [], []
         for number, text in some:
-            if run.model.num_characters:
+            if run.model.token_characters:
                 row, truncated = worded(run, text, length)
             else:
                 parts = [run.tokenizer.encode(part) for part in (text.rsplit(SEPARATOR, 1) if pairs else [text])]

@@ -260,7 +260,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     config = replace(config, model=with_vocabulary(config.model, rows))
     features = word_features(config.word_features, arguments.run)
     if features:
-        config = replace(config, model=replace(config.model, features=tuple(one.shape for one in features)))
+        config = replace(config, model=replace(config.model, feature_shapes=tuple(one.shape for one in features)))
     saved = saved_config(arguments.run)
     longest = build(config.model).max_length
     if source is not None and not arguments.beyond_length:

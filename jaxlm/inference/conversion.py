@@ -44,7 +44,7 @@ def import_model(arguments: ImportArguments) -> None:
                 f"--unanswerable must be off for {published.architecture}, which answers no questions; leave it out"
             )
         published = replace(published, task=replace(published.task, no_answer=True))
-    if arguments.verify and build(published.model).num_characters:
+    if arguments.verify and build(published.model).token_characters:
         raise InputError(f"--verify must be off for {arguments.source}, which reads no ids; leave it out")
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")

@@ -116,7 +116,7 @@ def token_rows(run: LoadedRun, texts: Sequence[Any], *, longest: int, truncate: 
     if not isinstance(texts, str) and not any(isinstance(text, str) for text in texts):
         return [_given(run, number, ids, longest, truncate) for number, ids in enumerate(texts)]
     check_texts(texts)
-    if run.model.num_characters:
+    if run.model.token_characters:
         return [_worded(run, number, text, longest, truncate) for number, text in enumerate(texts)]
     encoded = run.tokenizer.encode_batch(list(texts))
     return [_arranged(run, number, ids, longest, truncate) for number, ids in enumerate(encoded)]
@@ -180,7 +180,7 @@ def read_ids(file: Path, model: Any) -> IdRows:
     """Read `{"ids": [[…], …], "segments": [[…], …], "source": [[…], …]}`. InputError names the row that does not fit
     the model.
     """
-    if build(model).num_characters:
+    if build(model).token_characters:
         raise InputError(
             f"activations must have a model that reads ids, got {family_of(model).title}, which reads characters; use "
             "python -m jaxlm.evaluate features"

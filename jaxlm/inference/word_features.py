@@ -135,7 +135,7 @@ def _parsed(spec: str, run: str) -> WordFeatures:
 def _row_of(run: LoadedRun, words: Sequence[str]) -> tuple[TokenRow, np.ndarray]:
     """Return a sentence as a model reads it, and the place of each word in its outputs, int (words,); -1: none."""
     text, longest = " ".join(words), run.positions(beyond=False)
-    if run.model.num_characters:
+    if run.model.token_characters:
         row, _ = worded(run, text, longest)
         places = np.arange(len(words))
         return row, np.where(places < len(range(*row.kept.indices(len(row.ids)))), places, -1)

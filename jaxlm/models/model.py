@@ -167,7 +167,7 @@ class Model:
         return self.family.sees(self.config) == "left"
 
     @property
-    def num_characters(self) -> int:
+    def token_characters(self) -> int:
         """The characters of a token that the model reads (`Inputs.characters`); 0: it reads ids."""
         return self.family.num_characters(self.config)
 
@@ -202,7 +202,7 @@ class Model:
     def example_inputs(self) -> Inputs:
         """Return one row of one token, with a source, characters or features if the model reads them."""
         ids = jnp.zeros((1, 1), jnp.int32)
-        characters = jnp.zeros((1, 1, self.num_characters), jnp.int32) if self.num_characters else None
+        characters = jnp.zeros((1, 1, self.token_characters), jnp.int32) if self.token_characters else None
         source = Inputs(ids, ids) if self.has_source else None
         features = tuple(jnp.zeros((1, 1, *shape)) for shape in self.family.feature_shapes(self.config))
         return Inputs(ids, ids, source=source, characters=characters, features=features)

@@ -25,7 +25,7 @@ class BiLSTMConfig(FamilyConfig):
     """Width of the vector of a character. 0: a word is known by its id alone."""
     filters: tuple[tuple[Count, Count], ...] = ((2, 100), (3, 100), (4, 100))
     """Width and number of the filters of each convolution over the characters of a word."""
-    features: tuple[tuple[Count, Count], ...] = ()
+    feature_shapes: tuple[tuple[Count, Count], ...] = ()
     """Layers and width of the features of each run in --word-features, from which it is set."""
     num_layers: Count = 2
     """Number of layers."""
@@ -85,7 +85,7 @@ FAMILY = Family(
     objectives=lambda config: (),
     layouts=(),
     characters="characters_read",
-    features="features",
+    features="feature_shapes",
     other_sizes={"units": "units"},
     keeps_output_layer=False,
     stacks={},

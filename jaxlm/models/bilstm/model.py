@@ -27,7 +27,7 @@ def flops_per_token(config: BiLSTMConfig, length: int, predicted: float | None =
     """Return the FLOPs of a training step per word, forward and backward: six per multiplication."""
     places = [(config.characters_read - width + 1, width, number) for width, number in config.filters]
     total = sum(count * width * config.character_width * number for count, width, number in places)
-    inputs = sum(width for _, width in config.features)
+    inputs = sum(width for _, width in config.feature_shapes)
     inputs += config.word_width + (sum(number for _, number in config.filters) if config.character_width else 0)
     for units in config.units:
         total += 2 * ((inputs + config.width // 2) * 4 * units + units * config.projection)
@@ -82,7 +82,7 @@ class WordVectors(nn.Module):
             assert inputs.characters is not None, "the input format of the family has characters"
             features = encoder(inputs.characters)
             parts.append(dropout(features, config.embedding_dropout_rate, fold(key, 1)))
-        for number in range(len(config.features)):
+        for number in range(len(config.feature_shapes)):
             mixed = ScalarMix(name=f"mix_{number}")(jnp.moveaxis(inputs.features[number], 2, 0))
             mixed = mixed.astype(self.execution.compute_dtype())
             parts.append(dropout(mixed, config.embedding_dropout_rate, fold(key, number + 2)))
