@@ -63,6 +63,7 @@ def test_every_family_says_its_layers(name):
     """Fails when a row names its layers as its parameters do not, or a layer gets its neighbour's rate."""
     family = FAMILIES[name]
     sizes = {"width": 8, "num_heads": 2, "feed_forward_width": 8, "num_positions": 8, "units": 4}
+    sizes |= {"units": (4,) * 3} if isinstance(getattr(family.config, "units", 0), tuple) else {}  # of each layer
     own = {field.name for field in dataclasses.fields(family.config)}
     counts = dict.fromkeys({"num_layers", *family.stacks.values()}, 3)
     config = family.config(vocab_size=9, **counts, **{name: size for name, size in sizes.items() if name in own})
