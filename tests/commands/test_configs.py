@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import toy_encoder
 from flax import linen as nn
 from toy_runs import (
     REPOSITORY,
@@ -18,16 +19,19 @@ from toy_runs import (
     make_pair_stores,
     make_stores,
     make_task,
+    make_word_stores,
     metrics,
     pretrain_arguments,
     run_here,
 )
 
 from jaxlm.config import command_line, find_config, from_json, load_config, to_json
-from jaxlm.models import FAMILIES, build
+from jaxlm.models import FAMILIES, build, family_of
 from jaxlm.models.awd_lstm import AWDLSTMConfig
 from jaxlm.models.bert import BERT_BASE, BERT_LARGE, BertConfig
+from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.character_transformer import CharacterTransformerConfig
+from jaxlm.models.elmo import ELMoConfig
 from jaxlm.models.gpt import GPT1
 from jaxlm.models.lstm import LSTMConfig
 from jaxlm.models.mt_lstm import MTLSTMConfig
@@ -57,6 +61,15 @@ def pair_stores(tmp_path_factory):
     return make_pair_stores(tmp_path_factory.mktemp("pairs"))
 
 
+@pytest.fixture(scope="module")
+def word_stores(tmp_path_factory):
+    return make_word_stores(tmp_path_factory.mktemp("words"))
+
+
+def reads_words(name: str) -> bool:
+    return family_of(load_config(name, KINDS[name]).model).role == "bidirectional"
+
+
 def is_encoder(name: str) -> bool:
     return isinstance(load_config(name, KINDS[name]).model, BertConfig)
 
@@ -70,7 +83,14 @@ def toy_model(name: str) -> list:
     sizes = {field: size for field, size in TOY_SIZES.items() if hasattr(model, field)}
     if hasattr(model, "adaptive"):
         sizes["adaptive.divisor"] = min(model.adaptive.divisor, 2)
-    flags = [(f"--model.{field}".replace("_", "-"), size) for field, size in sizes.items()]
+    if isinstance(getattr(model, "units", 0), tuple):
+        sizes["units"] = (16, 16)  # of each layer
+    if hasattr(model, "negatives"):
+        sizes["negatives"] = 0  # a sampled softmax has another loss
+    flags = [
+        (f"--model.{field}".replace("_", "-"), *(size if isinstance(size, tuple) else (size,)))
+        for field, size in sizes.items()
+    ]
     return [*itertools.chain(*flags), *TOY_RUN]
 
 
@@ -138,6 +158,19 @@ def test_a_config_is_sound_at_full_size(name):
         decoder = 4 * d * (w + d + above * d + model.num_layers * (d + 1))
         assert count == 2 * model.vocab_size * w + encoder + decoder + 3 * d**2
         return
+    if isinstance(model, ELMoConfig):
+        p, u, features = model.projection, model.units, sum(number for _, number in model.filters)
+        highways = model.num_highways * 2 * features * (features + 1)
+        layers = model.num_layers * 2 * (2 * p * 4 * u + 4 * u + u * p)
+        assert count == characters(model) + highways + (features + 1) * p + layers
+        return
+    if isinstance(model, BiLSTMConfig):
+        inputs, expected = model.word_width + sum(number for _, number in model.filters), characters(model)
+        for u in model.units:
+            expected += 2 * (4 * u * (inputs + model.width // 2 + 1) + u * model.projection)
+            inputs = model.width
+        assert count == expected + model.vocab_size * model.word_width
+        return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
     if isinstance(model, BertConfig):  # types, the norm over the embeddings' sum, the pooler
@@ -145,6 +178,12 @@ def test_a_config_is_sound_at_full_size(name):
     elif model.norm == "pre":  # the norm at the end
         expected += 2 * model.width
     assert count == expected
+
+
+def characters(model) -> int:
+    """Return the parameters of the table of characters and of the convolutions over them."""
+    size = model.character_width
+    return 261 * size + sum((width * size + 1) * number for width, number in model.filters)
 
 
 def program_of(settings: dict) -> str:
@@ -156,7 +195,7 @@ def program_of(settings: dict) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, stores, pair_stores):
+def runs(tmp_path_factory, stores, pair_stores, word_stores):
     """Run a config's step; configs whose steps are the same program at toy size share a run."""
     made: dict[str, Path] = {}
 
@@ -166,7 +205,8 @@ def runs(tmp_path_factory, stores, pair_stores):
             one_length = ONE_LENGTH.get(layout_of(name), ())
             words = bert_arguments(run, pair_stores, *toy_model(name), "--num-steps", 1, *one_length)
         else:
-            words = pretrain_arguments(run, stores, *toy_model(name), "--num-steps", 1)
+            of_text = word_stores if reads_words(name) else stores
+            words = pretrain_arguments(run, of_text, *toy_model(name), "--num-steps", 1)
         words = [name, *map(str, words[1:])]
         read, _ = command_line(PretrainArguments, PretrainConfig, program="pretrain", description="", argv=words)
         key = program_of(to_json(read.settings))
@@ -204,7 +244,14 @@ def test_a_pretraining_config_takes_a_step(name, runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", configs_of(FinetuneConfig))
-def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, tmp_path):
+def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, word_stores, tmp_path):
+    if reads_words(name):
+        files = toy_encoder.make_files(tmp_path / "task", "tagging")
+        command = toy_encoder.arguments(tmp_path / "run", files, "tagging", *toy_model(name), "--num-epochs", 0.3)
+        ended = run_here("finetune", name, *command[1:], "--tokenizer", f"store:{word_stores[0]}")
+        assert ended.code == 0, ended.errors
+        assert metrics(tmp_path / "run", "loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
+        return
     task = make_task(tmp_path / "task")
     store = (pair_stores if is_encoder(name) else stores)[0]
     toy = [*toy_model(name), "--length", 16, "--num-epochs", 0.2, "--tokenizer", f"store:{store}"]
