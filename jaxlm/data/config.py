@@ -39,7 +39,7 @@ MEMBERS: dict[str, type[DataConfig]] = {member.layout: member for member in typi
 def check_carries(data: DataConfig, option: str) -> None:
     """Raise InputError if `option` is given for a layout whose rows do not continue each other."""
     if not data.carries:
-        names = either([name for name, member in MEMBERS.items() if member.carries])
+        names = either([name for name, member in MEMBERS.items() if member.carries and member.whole_text])
         raise InputError(f"layout must be {names} with {option}, got {data.layout}; give --layout {names}")
 
 

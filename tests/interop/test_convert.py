@@ -245,7 +245,7 @@ def test_tags_that_are_no_entities_are_judged_token_by_token(runs, tmp_path):
     assert figures["metric"] == "accuracy" and figures["accuracy"] == pytest.approx(right / 30)
     file.write_text(json.dumps({"tokens": ["ba"], "tags": ["ADV"]}) + "\n")
     refused = run_here("evaluate", "task", "--run", tmp_path / "run", "--input", file)
-    assert_one_line(refused, 2, "the type of 'ADV' does not occur")
+    assert_one_line(refused, 2, "must be one of B-SIDE, DET, NOUN, VERB, X (task custom), got 'ADV'")
 
 
 def test_an_imported_model_of_squad_2_can_say_that_there_is_no_answer(runs, tmp_path):
