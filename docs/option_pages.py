@@ -17,13 +17,13 @@ import tyro
 
 import jaxlm.__main__
 from jaxlm.config import find_config, known_configs, load_config, to_json
-from jaxlm.data.config import Packed, SentencePairs, Streams, Windows
+from jaxlm.data.config import MEMBERS
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.distributed.processes import DistributedConfig
 from jaxlm.flags import field_help, reflowed
 from jaxlm.models import FAMILIES
 from jaxlm.nn.config import Execution
-from jaxlm.objectives.config import LanguageModel, MaskedLM, MaskingConfig
+from jaxlm.objectives.config import OBJECTIVES, MaskingConfig
 from jaxlm.tasks import CustomConfig, TaskOptions
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import OptimizerConfig
@@ -31,10 +31,10 @@ from jaxlm.training.optimizer import OptimizerConfig
 # Options that several commands share: the page of each, with the prefix that its flags have everywhere.
 COMPONENTS: dict[str, tuple[str, dict[type, str]]] = {
     "models": ("Models", dict.fromkeys((family.config for family in FAMILIES.values()), "model.")),
-    "data": ("Data and layouts", {Windows: "data.", Packed: "data.", SentencePairs: "data.", Streams: "data."}),
+    "data": ("Data and layouts", dict.fromkeys(MEMBERS.values(), "data.")),
     "objectives": (
         "Objectives",
-        {LanguageModel: "objective.", MaskedLM: "objective.", MaskingConfig: "objective.masking."},
+        {**dict.fromkeys(OBJECTIVES.values(), "objective."), MaskingConfig: "objective.masking."},
     ),
     "optimizer": ("Optimizer", {OptimizerConfig: "optimizer."}),
     "execution": (

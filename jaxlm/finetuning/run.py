@@ -24,7 +24,7 @@ from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
 from jaxlm.finetuning.trial import UNLABELLED, Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
-from jaxlm.inference.word_features import WordFeatures, with_features, word_features
+from jaxlm.inference.word_features import WordFeatures, first_features, with_features, word_features
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.models.heads import HEADS
 from jaxlm.ranges import SEEDS
@@ -185,7 +185,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             observer.say(line)
         if (warning := config.optimizer.warmup_note(num_steps)) is not None and jax.process_index() == 0:
             log.warning("%s", warning)
-        selection, keep = selection_rows(planned, encoded, mesh), arguments.keep
+        selection, keep = selection_rows(planned, encoded), arguments.keep
         shared = run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer
         context = TrialContext(*shared, planned.tokenizer, selection, keep)
         programs = make_programs(context)
@@ -361,7 +361,7 @@ def encoded_splits(planned: Plan, mesh: Mesh, run: Path) -> dict[str, Encoded]:
     return encoded
 
 
-def selection_rows(planned: Plan, encoded: Mapping[str, Encoded], mesh: Mesh) -> Encoded:
+def selection_rows(planned: Plan, encoded: Mapping[str, Encoded]) -> Encoded:
     """Return the rows of the split that selects which evaluations during training use."""
     count, task, config = planned.config.eval_rows, planned.task, planned.config
     examples = planned.data.splits[task.selects].examples
@@ -369,7 +369,7 @@ def selection_rows(planned: Plan, encoded: Mapping[str, Encoded], mesh: Mesh) ->
         return encoded[task.selects]
     some, input_format = examples[:count], family_of(config.model).input_format
     rows = tasks.encode_examples(task, some, planned.tokenizer, planned.length, input_format, part=task.selects)
-    return with_features(rows, planned.features, mesh)
+    return first_features(rows, encoded[task.selects]) if planned.features else rows
 
 
 def _with_steps(planned: Plan, encoded: Mapping[str, Encoded]) -> tuple[FinetuneConfig, int]:

@@ -114,6 +114,11 @@ def with_features(encoded: Any, features: Sequence[WordFeatures], mesh: Mesh, ke
     return dataclasses.replace(encoded, features=tuple(one.of(encoded, mesh, kept) for one in features))
 
 
+def first_features(some: Any, rows: Any) -> Any:
+    """Return the first rows of a split with the features that the split has for them."""
+    return dataclasses.replace(some, features=tuple(of[: some.borders[-1]] for of in rows.features))
+
+
 def _parsed(spec: str, run: str) -> WordFeatures:
     match = _SPEC.fullmatch(spec)
     if match is None:
@@ -141,7 +146,7 @@ def _row_of(run: LoadedRun, words: Sequence[str]) -> tuple[TokenRow, np.ndarray]
         return row, np.where(places < len(range(*row.kept.indices(len(row.ids)))), places, -1)
     ((ids, offsets),) = run.tokenizer.encode_batch_with_offsets([text])
     row, _ = arranged(run, [ids], longest)
-    before = next(n for n in range(len(row.ids)) if list(row.ids[n : n + 1]) == ids[:1])
+    before = next((n for n, i in enumerate(row.ids) if [i] == ids[:1]), 0)  # 0 for words without a token
     places = np.full(len(words), -1)
     for token, word in enumerate(first_tokens(words, offsets)):
         if word >= 0 and before + token < len(row.ids):

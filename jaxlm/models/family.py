@@ -36,6 +36,17 @@ class FamilyConfig:
             config.adaptive.check(config.width)
 
 
+def check_filters(filters: tuple[tuple[int, int], ...], characters: int) -> None:
+    """Raise InputError for convolutions that cannot read the characters of a token, or have no filters."""
+    widest = max((width for width, _ in filters), default=0)
+    if not filters or min(number for pair in filters for number in pair) < 1:
+        raise InputError(f"model.filters must be pairs of numbers above 0, got {filters}; give width and number")
+    if widest > characters:
+        raise InputError(
+            f"model.filters must be at most model.num_characters {characters} wide, got {widest}; change one"
+        )
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that models can be hashed
 class Family:
     """A model family: its properties for the rest of the program.

@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
     None: one sequence per row. token_type_ids: int32 (B, L), the segment of a pair that a token is in, 0 or 1; None:
     all 0. Families without segment embeddings ignore them. source: the rows (B, S) that an encoder-decoder's encoder
     reads; None: a model without a source, or a decoding step, whose carry has what it needs of the source.
-    characters: int32 (B, L, C), the characters of each token (`jaxlm/nn/characters.py`), for families that read them;
+    characters: int32 (B, L, C), the characters of each token (`jaxlm/text/characters.py`), for families that read them;
     None for all others. backward: the rows that the backward direction of a bidirectional language model reads, in the
     order in which it reads them, in training those of another stream of reversed sentences; None: it reads the same
     rows, their real part, from right to left. features: float32 (B, L, layers, D) each, states of other models.

@@ -405,9 +405,8 @@ def run_fields(
 ) -> tuple[str, ...]:
     """Return the fields that may change on resume, with the run's length if no schedule depends on it.
 
-    fixed_evaluations: True if the training depends on the validation losses, as with a learning rate that follows them
-    it always does. The contents of data.validation are then
-    among the fingerprints.
+    fixed_evaluations: True if the training depends on the validation losses, whose stores are then among the
+    fingerprints. A learning rate that follows these losses depends on them in any case.
     """
     fixed = ("eval_every", "eval_batch_size") if fixed_evaluations or optimizer.follows_validation else ()
     free = tuple(name for name in RUN_FIELDS if name not in fixed)

@@ -120,3 +120,12 @@ def test_features_that_are_not_there_are_refused(runs, tmp_path, given, said):
     assert_one_line(ended, 2, said)
     ended = run_here("finetune", "debug/finetune_bert", *command[1:], "--word-features", given.format(**runs))
     assert_one_line(ended, 2, "--word-features must be empty for an encoder (bert), which reads none")
+
+
+def test_a_sentence_without_a_token_has_zeros(runs):
+    """A variation selector alone has no WordPiece. Fails when the place of its first token is searched for."""
+    (features,) = word_features([f"{runs['bert']}:-1"], "none")
+    mesh = make_mesh(MeshConfig())
+    with use_mesh(mesh):
+        found = with_features(encoded(runs["store"], ("bada", "\ufe0f")), [features], mesh).features[0]
+    assert np.any(found[0]) and not np.any(found[1:])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.models.family import Family, FamilyConfig, check_filters
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, Positive
 
@@ -48,7 +48,7 @@ class BiLSTMConfig(FamilyConfig):
         return self.width // 2 if self.projected else 0
 
     @property
-    def characters_read(self) -> int:
+    def num_characters(self) -> int:
         """The characters of a word that a model reads."""
         return NUM_CHARACTERS if self.character_width else 0
 
@@ -67,8 +67,8 @@ class BiLSTMConfig(FamilyConfig):
                 f"model.units must be {self.width // 2} each, half of model.width, without model.projected, got "
                 f"{' '.join(map(str, self.units))}; change one"
             )
-        if self.character_width and not self.filters:
-            raise InputError("model.filters must have a width and a number for each convolution, got none; give some")
+        if self.character_width:
+            check_filters(self.filters, self.num_characters)
 
 
 # The encoder of the taggers of Clark et al. (2018), whose vectors are those of GloVe's 400,000 words.
@@ -84,7 +84,7 @@ FAMILY = Family(
     sees=lambda config: "both",
     objectives=lambda config: (),
     layouts=(),
-    characters="characters_read",
+    characters="num_characters",
     features="feature_shapes",
     other_sizes={"units": "units"},
     keeps_output_layer=False,

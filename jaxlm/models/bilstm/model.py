@@ -25,7 +25,7 @@ from jaxlm.nn.scalar_mix import ScalarMix
 
 def flops_per_token(config: BiLSTMConfig, length: int, predicted: float | None = None) -> float:
     """Return the FLOPs of a training step per word, forward and backward: six per multiplication."""
-    places = [(config.characters_read - width + 1, width, number) for width, number in config.filters]
+    places = [(config.num_characters - width + 1, width, number) for width, number in config.filters]
     total = sum(count * width * config.character_width * number for count, width, number in places)
     inputs = sum(width for _, width in config.feature_shapes)
     inputs += config.word_width + (sum(number for _, number in config.filters) if config.character_width else 0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.models.family import Family, FamilyConfig, check_filters
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, NotNegative, Range
 
@@ -57,16 +57,7 @@ class ELMoConfig(FamilyConfig):
         super().check()
         if self.width % 2:
             raise InputError(f"model.width must be even, got {self.width}; it is that of two directions")
-        widest = max((width for width, _ in self.filters), default=0)
-        if not self.filters or min(number for pair in self.filters for number in pair) < 1:
-            raise InputError(
-                f"model.filters must be pairs of numbers above 0, got {self.filters}; give width and number"
-            )
-        if widest > self.num_characters:
-            raise InputError(
-                f"model.filters must be at most model.num_characters {self.num_characters} wide, got {widest}; "
-                "change one"
-            )
+        check_filters(self.filters, self.num_characters)
 
 
 # Section 3.4 with the vocabulary of the One Billion Word Benchmark, <S>, </S> and <UNK> included.

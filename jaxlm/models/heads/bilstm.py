@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.distributed.mesh import with_axes
 from jaxlm.models.heads import linear
 from jaxlm.models.heads.head import Head, sequence_inputs, take_places
 from jaxlm.models.heads.linear import EncoderHead, PooledHead
 from jaxlm.models.model import Model, Outputs
 from jaxlm.nn.config import Features
 from jaxlm.nn.recurrence import BiLSTM
+from jaxlm.nn.scalar_mix import scalar_mix
 
 
 class LSTMHead(Head):
@@ -84,8 +84,7 @@ class LSTMHead(Head):
 class ChosenLayers(nn.Module):
     """Combine (N + 1, B, L, D), the embeddings first, to float32 (B, L, D or 4 D): the rows of the paper's table 7.
 
-    The weighted sums are gamma sum_j softmax(w)_j h_j with w from 0 and gamma from 1 (Peters et al., 2018, equation 1);
-    `weighted_all` leaves the embeddings out.
+    The weighted sums are those of `scalar_mix`; `weighted_all` leaves the embeddings out.
     """
 
     features: Features
@@ -101,9 +100,7 @@ class ChosenLayers(nn.Module):
             return jnp.sum(layers, axis=0)
         if self.features == "concatenated_last_four":
             return jnp.concatenate(list(layers), axis=-1)
-        weights = self.param("weights", with_axes(nn.initializers.zeros_init(), ("mixed",)), (len(layers),))
-        gamma = self.param("gamma", with_axes(nn.initializers.ones_init(), ()), ())
-        return gamma * jnp.einsum("n,nbld->bld", jax.nn.softmax(weights), layers)
+        return scalar_mix(self, layers)
 
 
 def make(task: Any, config: Any, *, pooled: bool) -> LSTMHead:

@@ -6,7 +6,7 @@ than the paper, `full`. Labels train the primary module. Its predictions on unla
 `jaxlm/objectives/cross_view.py`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,7 @@ class CrossViewHead(Head):
     outputs: int
     hidden: int
     views: tuple[View, ...]
-
-    @property
-    def kind(self) -> str:
-        """The kind of its tasks."""
-        return "tagging"
+    kind: ClassVar[str] = "tagging"
 
     @property
     def auxiliary(self) -> tuple[str, ...]:
