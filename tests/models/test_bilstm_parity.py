@@ -51,16 +51,7 @@ def test_models_and_rows_have_the_same_number_of_characters():
 
 
 def check(sizes, tree, rows, expected):
-    config = BiLSTMConfig(
-        vocab_size=sizes.vocab_size,
-        word_width=sizes.word_width,
-        character_width=sizes.character_width,
-        filters=sizes.filters,
-        num_layers=len(sizes.units),
-        units=sizes.units,
-        width=sizes.width,
-        projected=sizes.projected,
-    )
+    config = BiLSTMConfig(**case.fields_of(sizes))
     config.check()
     model = build(config)
     positions = np.broadcast_to(np.arange(sizes.length), rows["ids"].shape)

@@ -47,15 +47,7 @@ def test_the_script_gives_the_frozen_numbers():
 
 
 def check(sizes, tree, rows, expected):
-    config = BiLSTMConfig(
-        vocab_size=sizes.vocab_size,
-        word_width=sizes.word_width,
-        character_width=sizes.character_width,
-        filters=sizes.filters,
-        num_layers=len(sizes.units),
-        units=sizes.units,
-        width=sizes.width,
-    )
+    config = BiLSTMConfig(**bilstm_case.fields_of(sizes))
     model, head = build(config), CrossViewHead(case.TAGS, sizes.width // 2, case.VIEWS)
     labelled = task_objective(model, head, TagLoss(label_smoothing=case.SMOOTHING))
     objectives = with_unlabelled(labelled, model, head, 0.0)

@@ -22,6 +22,12 @@ class Sizes:
     length: int = 6
 
 
+def fields_of(sizes: Sizes) -> dict:
+    """Return the fields of jaxlm's config of the model."""
+    names = ("vocab_size", "word_width", "character_width", "filters", "units", "width", "projected")
+    return {name: getattr(sizes, name) for name in names} | {"num_layers": len(sizes.units)}
+
+
 def make_tree(sizes: Sizes, seed: int) -> dict:
     """Return float32 parameters of the backbone in jaxlm's layout, all of them random."""
     rng = np.random.default_rng(seed)
