@@ -30,6 +30,7 @@ from jaxlm.models.heads import HEADS
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import FEATURES, RunDirectory, saved_config
 from jaxlm.runs.recorder import Callback, Observer
+from jaxlm.runs.storage import is_url
 from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskData, TaskOptions, TrainBatches, training_batches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.unlabelled import read_unlabelled
@@ -152,7 +153,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     check_batches(planned.config, mesh)
     with use_mesh(mesh):
         planned.config.execution.compute_dtype()  # refuses float16 on a TPU before a directory is made
-    encoded = encoded_splits(planned, mesh, RunDirectory(arguments.run).path)
+    encoded = encoded_splits(planned, mesh, arguments.run)
     config, num_steps = _with_steps(planned, encoded)
     config = _fitted(config, planned, encoded, mesh)
     run, task, source = RunDirectory(arguments.run), planned.task, planned.source
@@ -338,10 +339,10 @@ def notes_on_length(
     return tuple(notes)
 
 
-def encoded_splits(planned: Plan, mesh: Mesh, run: Path) -> dict[str, Encoded]:
+def encoded_splits(planned: Plan, mesh: Mesh, run: str) -> dict[str, Encoded]:
     """Return the splits of the task as token sequences. InputError if a batch does not fit the memory.
 
-    run: the directory in which features of words are kept.
+    run: the directory in which features of words are kept, or a URL, for which they are computed at each start.
     """
     input_format = family_of(planned.config.model).input_format
     encoded = {
@@ -353,7 +354,7 @@ def encoded_splits(planned: Plan, mesh: Mesh, run: Path) -> dict[str, Encoded]:
         encoded[UNLABELLED] = tasks.encode_examples(
             planned.task, rows, planned.tokenizer, planned.length, input_format, part=UNLABELLED
         )
-    kept = run / FEATURES
+    kept = None if is_url(run) else Path(run) / FEATURES
     encoded = {split: with_features(rows, planned.features, mesh, kept) for split, rows in encoded.items()}
     row = encoded["train"].batch(np.array([0]), encoded["train"].largest, 1)
     check_batch_memory(row, planned.batch_size)

@@ -26,6 +26,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "options.beams": 1,
     "options.length_penalty": 1.0,
     "select": "last",
+    "loss_per": "token",
     "word_features": [],
     "ema_of": "after",
     "views": ["full", "forwards", "backwards", "future", "past"],

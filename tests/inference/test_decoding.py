@@ -186,7 +186,7 @@ def test_positions_that_were_not_trained_are_not_touched(model, params):
         decoder([Prompt([1, 2, 3], 38)])
 
 
-def test_the_step_is_compiled_once(model, params):
+def test_the_step_is_compiled_once(model, params, room_for_programs):
     decoder = sampler(model, params)
     decode(decoder, [1, 2], length=9, samples=2)
     decode(decoder, [4, 5, 6, 7], length=12, samples=2)

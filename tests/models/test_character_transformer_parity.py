@@ -23,6 +23,8 @@ from jaxlm.objectives.objective import mean
 from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
+pytestmark = pytest.mark.usefixtures("room_for_programs")
+
 
 def test_frozen_twin():
     sizes = case.Sizes()

@@ -200,7 +200,7 @@ def test_array_records_are_read_without_tensorflow(tmp_path):
     pytest.importorskip("array_record")
     parts = {"train": ["Fine.", "Not fine it."], "validation": ["Good \u2028one. "], "test": ["Who knows."]}
 
-    class Glue(tfds.core.GeneratorBasedBuilder):
+    class Glue(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # another test may have loaded TFDS's own
         """CoLA as TFDS keeps it, with rows of our own."""
 
         VERSION = tfds.core.Version("1.0.0")

@@ -238,7 +238,7 @@ def test_each_micro_batch_has_its_rows_and_its_key(micro_batches):
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_coefficient_is_scheduled_without_compiling_anew(micro_batches):
+def test_a_coefficient_is_scheduled_without_compiling_anew(micro_batches, room_for_programs):
     """Fails when a coefficient is fixed at the first step, is that of another step, or each step is a new program."""
 
     def scheduled(step, num_steps):
@@ -291,7 +291,7 @@ def test_evaluation_gives_sums_and_weights_without_dropout(params):
 
 def test_the_state_is_what_a_checkpoint_holds(training):
     fields = ["step", "params", "opt_state", "seed", "halted", "carry", "average", "iterates", "recent_norms"]
-    fields += ["loss_scale", "selected", "selection"]
+    fields += ["loss_scale", "selected", "selection", "halving"]
     assert [field for field in TrainState.__dataclass_fields__] == fields
     assert set(saved_part(training.start)) == {"step", "params", "opt_state"}
     assert int(training.start.step) == 0 and not bool(training.start.halted)

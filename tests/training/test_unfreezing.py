@@ -13,6 +13,8 @@ from jaxlm.training.optimizer import OptimizerConfig, make_optimizer
 from jaxlm.training.optimizer_variants import layer_groups
 from jaxlm.training.step import make_train_step, new_state, settings_of
 
+pytestmark = pytest.mark.usefixtures("room_for_programs")
+
 ROWS, EPOCH, DECAY = 4, 2, 1.5
 STEPS = EPOCH * (LAYERS + 3)  # one epoch more than there are stages
 
