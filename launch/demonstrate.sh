@@ -57,7 +57,9 @@ for part in "${parts[@]}"; do
 done
 seeds=(0 1 2)
 
-launch/setup.sh cpu
+extras=()
+[ "$name" != translation ] || extras=(zero-shot) # sacrebleu
+launch/setup.sh cpu "${extras[@]}"
 . .venv/bin/activate
 export JAX_PLATFORMS=cpu
 mkdir -p "$out"
