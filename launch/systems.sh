@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Train a small model of each family that reads word pieces on the same text, and fine-tune and probe it: one table.
+# Train a small model of each system on the same text, fine-tune and probe it: one row of a table for each.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TEXT'
-usage: launch/systems.sh [--tokens N] DATA [DIRECTORY]
+usage: launch/systems.sh [--only NAME] [--seed K] [--share S] DATA [DIRECTORY]
 
-Trains a small model of each family that reads word pieces on N tokens (default 3,000,000) of DATA/books, fine-tunes it
-with three seeds on TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the
-entities of WNUT-17, and writes DIRECTORY/systems.md, DIRECTORY/systems.json and DIRECTORY/report.html (default
-runs/systems).
-It takes about two hours on two cores. After a stop, rerun the same command to resume; completed steps are not
+Trains a small model of each system on the share S (default 0.5) of DATA/books/train, fine-tunes it with three seeds on
+TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes its states for the entities of WNUT-17,
+and writes DIRECTORY/rows/NAME.json and the table of all rows, DIRECTORY/systems.md (default runs/systems).
+  --only NAME  one system: gpt, transformer_xl, lstm, awd_lstm, bert, t5, character_transformer, elmo or mt_lstm
+  --seed K     seed of the pretraining (default 0); the row of another seed is NAME-K, and the table has their mean
+A system takes one to two hours on two cores. After a stop, rerun the same command to resume; completed steps are not
 repeated. DATA has:
-  books/train/*.txt, books/test/*.txt          plain text
-  classify/trec/train.txt, test.txt            TREC's questions
-  glue/SST-2/train.tsv, dev.tsv                GLUE's files
-  ner/wnut17/train.conll, test.conll           WNUT-17's files
+  books/train/*.txt, books/test/*.txt                plain text
+  classify/trec/train.txt, test.txt                  TREC's questions
+  glue/SST-2/train.tsv, dev.tsv                      GLUE's files
+  ner/wnut17/train.conll, test.conll                 WNUT-17's files
+  translation/multi30k/{train,val,test_2016_flickr}.{en,de}   parallel text, for mt_lstm
 TEXT
 }
 
@@ -26,7 +28,9 @@ fail() {
   exit 2
 }
 
-tokens=3000000
+systems=(gpt transformer_xl lstm awd_lstm bert t5 character_transformer elmo mt_lstm)
+share=0.5
+seed=0
 given=("$@")
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -34,9 +38,19 @@ while [ $# -gt 0 ]; do
       usage
       exit 0
       ;;
-    --tokens)
-      tokens=${2:-}
-      [[ "$tokens" =~ ^[0-9]{5,}$ ]] || fail "--tokens must be a number of at least 10000, got '$tokens'"
+    --only)
+      [[ " ${systems[*]} " == *" ${2:-} "* && -n "${2:-}" ]] || fail "--only must be one of ${systems[*]}, got '${2:-}'"
+      systems=("$2")
+      shift 2
+      ;;
+    --seed)
+      seed=${2:-}
+      [[ "$seed" =~ ^[0-9]{1,9}$ ]] || fail "--seed must be a number from 0 on, got '$seed'"
+      shift 2
+      ;;
+    --share)
+      share=${2:-}
+      [[ "$share" =~ ^[0-9]*\.?[0-9]+$ ]] || fail "--share must be a positive number of passes, got '$share'"
       shift 2
       ;;
     -*) fail "unknown option '$1'" ;;
@@ -47,81 +61,131 @@ done
 data=$1
 out=${2:-runs/systems}
 again="launch/systems.sh ${given[*]}"
-for part in books/train books/test classify/trec glue/SST-2 ner/wnut17; do
+parts=(books/train books/test classify/trec glue/SST-2 ner/wnut17)
+[[ " ${systems[*]} " != *" mt_lstm "* ]] || parts+=(translation/multi30k)
+for part in "${parts[@]}"; do
   [ -d "$data/$part" ] || fail "DATA must have a directory $part, got none in $data"
 done
 
-# A family is one row: name, tenths of tokens in a step, kind of its vocabulary, objective. Its configs are
-# pretrain/NAME_small and finetune/NAME_small. Steps of bert_small have 64 rows: of 32 tokens in three fifths of the
-# steps, and of 128 in the others. The windows of awd_lstm_small have 124.3 tokens in the mean. A masked language model
-# gives no text a probability, and so has no bits per byte.
-families=(
-  "gpt 20480 sentencepiece causal"
-  "transformer_xl 20480 sentencepiece causal"
-  "lstm 20480 sentencepiece causal"
-  "awd_lstm 19890 sentencepiece causal"
-  "bert 45056 wordpiece masked"
-)
-vocabulary=4000
-seeds=3
-
-launch/setup.sh cpu
-. .venv/bin/activate
-export JAX_PLATFORMS=cpu
-mkdir -p "$out"
-
-names=(sentencepiece-store sentencepiece-test wordpiece-store wordpiece-test)
-guesses=(18 2 43 3)
-for family in "${families[@]}"; do
-  read -r name _ _ objective <<<"$family"
-  names+=("$name-pretrain")
-  guesses+=(600)
-  if [ "$objective" = causal ]; then
-    names+=("$name-perplexity")
-    guesses+=(20)
-  fi
-  names+=("$name-probe" "$name-trec" "$name-sst2" "$name-trec-scratch" "$name-sst2-scratch")
-  guesses+=(60 200 60 200 60)
-done
-names+=(table report)
-guesses+=(2 5)
-. launch/steps.bash
-
-for kind in sentencepiece wordpiece; do
-  run "$kind-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" \
-    --tokenizer "train-$kind:$vocabulary" --output "$out/stores/$kind"
-  run "$kind-test" python -m jaxlm.prepare --source "text:$data/books/test/*.txt" \
-    --tokenizer "store:$out/stores/$kind" --output "$out/stores/$kind-test"
-done
-
-finetune() { # NAME-TASK NAME TASK TASK_DIR FLAG …
-  local run=$1 name=$2 task=$3 directory=$4
-  shift 4
-  run "$run" python -m jaxlm.finetune "finetune/${name}_small" --run "$out/$run" --task "$task" --task-dir "$directory" \
-    --seeds "$seeds" --select last --length 64 "$@"
+# Each function below runs steps of the system `name`, whose runs are called `model`. A store is that of a tokenizer.
+store() { # KIND TOKENIZER
+  run "$1-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" --tokenizer "$2" --output "$out/stores/$1"
+  run "$1-test" python -m jaxlm.prepare --source "text:$data/books/test/*.txt" --tokenizer "store:$out/stores/$1" \
+    --output "$out/stores/$1-test"
 }
 
-for family in "${families[@]}"; do
-  read -r name step kind objective <<<"$family"
-  store="$out/stores/$kind"
-  run "$name-pretrain" python -m jaxlm.pretrain "pretrain/${name}_small" --run "$out/$name" \
-    --data.store "$store" --num-steps "$((tokens * 10 / step))"
-  if [ "$objective" = causal ]; then
-    run "$name-perplexity" --makes "$out/$name-perplexity.json" python -m jaxlm.evaluate perplexity --run "$out/$name" \
-      --data.store "$store-test" --output "$out/$name-perplexity.json"
-  fi
-  run "$name-probe" --makes "$out/$name-probe.json" python launch/systems/probe.py --run "$out/$name" \
-    --data "$data/ner/wnut17" --seeds "$seeds" --output "$out/$name-probe.json"
-  finetune "$name-trec" "$name" trec "$data/classify/trec" --start "$out/$name"
-  finetune "$name-sst2" "$name" sst2 "$data/glue/SST-2" --sample 1000 --start "$out/$name"
-  finetune "$name-trec-scratch" "$name" trec "$data/classify/trec" --tokenizer "store:$store"
-  finetune "$name-sst2-scratch" "$name" sst2 "$data/glue/SST-2" --sample 1000 --tokenizer "store:$store"
-done
+pretrain() { # CONFIG KIND FLAG …
+  local config=$1 kind=$2
+  shift 2
+  run "$model-pretrain" python -m jaxlm.pretrain "pretrain/$config" --run "$out/$model" --data.store "$out/stores/$kind" \
+    --num-epochs "$share" --seed "$seed" "$@"
+}
 
-run table python launch/systems/table.py --directory "$out"
-runs=()
-for family in "${families[@]}"; do
-  name=${family%% *}
-  runs+=("$out/$name" "$out/$name-trec" "$out/$name-sst2" "$out/$name-trec-scratch" "$out/$name-sst2-scratch")
-done
-run report python -m jaxlm.report "${runs[@]}" --output "$out/report.html"
+perplexity() { # KIND: of a model that gives a text a probability
+  run "$model-perplexity" --makes "$out/$model-perplexity.json" python -m jaxlm.evaluate perplexity --run "$out/$model" \
+    --data.store "$out/stores/$1-test" --output "$out/$model-perplexity.json"
+}
+
+tune() { # ARM CONFIG FLAG …: the two tasks; ARM is empty, or -scratch
+  local arm=$1 config=$2
+  shift 2
+  run "$model-trec$arm" python -m jaxlm.finetune "finetune/$config" --run "$out/$model-trec$arm" --task trec \
+    --task-dir "$data/classify/trec" --seeds 3 --select last --length 64 "$@"
+  run "$model-sst2$arm" python -m jaxlm.finetune "finetune/$config" --run "$out/$model-sst2$arm" --task sst2 \
+    --task-dir "$data/glue/SST-2" --sample 1000 --seeds 3 --select last --length 64 "$@"
+}
+
+finish_row() {
+  run "$model-probe" --makes "$out/$model-probe.json" python launch/systems/probe.py --run "$out/$model" \
+    --data "$data/ner/wnut17" --seeds 3 --output "$out/$model-probe.json"
+  run "$model-row" python launch/systems/row.py --directory "$out" --system "$name" --run "$model"
+}
+
+# A model that is fine-tuned whole, with configs pretrain/NAME_small and finetune/NAME_small. KIND FLAG …: of its store, and
+# its sizes.
+whole() {
+  local kind=$1
+  shift
+  pretrain "${name}_small" "$kind" "$@"
+  [ "$name" = bert ] || perplexity "$kind"
+  tune "" "${name}_small" --start "$out/$model"
+  tune -scratch "${name}_small" --tokenizer "store:$out/stores/$kind" "$@"
+}
+
+# A model whose states a BiLSTM over words reads. KIND: of the store of its words.
+features() {
+  tune "" bilstm --head concat_pooling --tokenizer "store:$out/stores/$1" --word-features "$out/$model"
+  tune -scratch bilstm --head concat_pooling --tokenizer "store:$out/stores/$1"
+}
+
+# All models have about 2.65 million parameters, output layers included.
+all() {
+  local sizes
+  [[ ! " ${systems[*]} " =~ \ (gpt|transformer_xl|lstm|awd_lstm|t5)\  ]] || store sentencepiece train-sentencepiece:4000
+  [[ ! " ${systems[*]} " =~ \ bert\  ]] || store wordpiece train-wordpiece:4000
+  [[ ! " ${systems[*]} " =~ \ character_transformer\  ]] || store bytes bytes
+  [[ ! " ${systems[*]} " =~ \ (elmo|mt_lstm)\  ]] || store words words:10000
+  for name in "${systems[@]}"; do
+    model=$name
+    [ "$seed" = 0 ] || model=$name-$seed
+    case "$name" in
+      gpt | transformer_xl | lstm | awd_lstm) whole sentencepiece ;;
+      bert) whole wordpiece ;;
+      character_transformer)
+        whole bytes --model.width 112 --model.num-heads 4 --model.feed-forward-width 496
+        ;;
+      t5)
+        sizes=(--model.width 128 --model.num-heads 4 --model.feed-forward-width 448)
+        pretrain t5_tiny sentencepiece "${sizes[@]}"
+        tune "" t5 --as-text --start "$out/$model"
+        sizes+=(--model.vocab-size 0 --model.num-encoder-layers 3 --model.num-layers 3 --model.head-width 32)
+        sizes+=(--model.feed-forward geglu --model.output untied --model.no-scaled-output)
+        tune -scratch t5 --as-text --tokenizer "store:$out/stores/sentencepiece" "${sizes[@]}"
+        ;;
+      elmo)
+        pretrain elmo_small words --model.width 192 --model.units 480
+        features words
+        ;;
+      mt_lstm)
+        files=$out/multi30k
+        mkdir -p "$files"
+        for language in en de; do
+          for part in train val; do
+            ln -sf "$(realpath "$data/translation/multi30k/$part.$language")" "$files/$part.$language"
+          done
+          ln -sf "$(realpath "$data/translation/multi30k/test_2016_flickr.$language")" "$files/test.$language"
+        done
+        run parallel-store python -m jaxlm.prepare --source "lines:$files/train.en" --source "lines:$files/train.de" \
+          --tokenizer train-sentencepiece:5000 --output "$out/stores/parallel"
+        run "$model-pretrain" python -m jaxlm.finetune finetune/mt_lstm_small --run "$out/$model" --seed "$seed" \
+          --tokenizer "store:$out/stores/parallel" --task translation --task-dir "$files" --options.languages en-de \
+          --model.width 176 --model.word-width 80
+        features words
+        ;;
+    esac
+    finish_row
+  done
+  run table python launch/systems/table.py --rows "$out/rows" --output "$out/systems.md"
+}
+
+extras=()
+[[ " ${systems[*]} " != *" mt_lstm "* ]] || extras=(zero-shot) # sacrebleu
+launch/setup.sh cpu "${extras[@]}"
+. .venv/bin/activate
+export JAX_PLATFORMS=cpu
+mkdir -p "$out/rows"
+
+# The steps are listed by the same functions that run them.
+names=()
+guesses=()
+run() {
+  names+=("$1")
+  case "$1" in
+    *-pretrain) guesses+=(3000) ;;
+    *-trec* | *-sst2*) guesses+=(200) ;;
+    *) guesses+=(30) ;;
+  esac
+}
+all
+. launch/steps.bash
+all

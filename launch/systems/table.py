@@ -1,110 +1,104 @@
-"""The table of systems, from the directory that launch/systems.sh filled.
+"""The table of systems, from the rows that launch/systems.sh wrote.
 
-    python launch/systems/table.py --directory runs/systems
+    python launch/systems/table.py --rows docs/systems
 
-Means and sample deviations are over the seeds. A task's metric is that of the last evaluation, on the test split if the
-task has one and else on dev: no evaluation of that split chose anything.
+Means and sample deviations are over the seeds of the fine-tuning. If a system was pretrained with several seeds, each
+of them counts as the mean of its fine-tunings, and the deviation is that over the pretrainings.
 """
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxlm.errors import InputError, run_command
-from jaxlm.files import write_file, write_json
-from jaxlm.runs.metrics_log import read_metrics
+from jaxlm.files import write_file
 
-TASKS = {"trec": "TREC-6", "sst2": "SST-2, 1,000 labels"}
-
-
-def systems(directory: Path) -> list[dict[str, Any]]:
-    """Return the measurements of each system. InputError for a result that is missing."""
-    found = []
-    for path in sorted(directory.glob("*-probe.json")):
-        name = path.name.removesuffix("-probe.json")
-        perplexity = directory / f"{name}-perplexity.json"  # of a model that gives texts a probability
-        probe, records = read_json(path), read_metrics(directory / name / "metrics.jsonl")
-        trained = [record for record in records if "tokens_per_second" in record]
-        if not trained:
-            raise InputError(f"{directory / name} has no steps with a speed; run launch/systems.sh again")
-        system: dict[str, Any] = {
-            "system": name,
-            "parameters": probe["parameters"],
-            "steps": trained[-1]["step"],
-            "loss": trained[-1]["loss"],
-            "tokens_per_second": statistics.median(record["tokens_per_second"] for record in trained),
-            "bits_per_byte": read_json(perplexity)["bits_per_byte"] if perplexity.exists() else None,
-            "wnut17_embeddings": probe["embeddings"],
-            "wnut17": probe["last_layer"],
-        }
-        for task in TASKS:
-            for arm in ("", "-scratch"):
-                system[task + arm.replace("-", "_")] = accuracies(directory / f"{name}-{task}{arm}" / "results.json")
-        found.append(system)
-    if not found:
-        raise InputError(f"{directory} has no results of systems; run launch/systems.sh")
-    return found
+# The systems in the order in which they were published, with what they read.
+TITLES = {
+    "lstm": ("LSTM", "pieces"),
+    "awd_lstm": ("AWD-LSTM", "pieces"),
+    "mt_lstm": ("MT-LSTM (CoVe)", "words"),
+    "elmo": ("ELMo", "words"),
+    "gpt": ("GPT", "pieces"),
+    "character_transformer": ("character Transformer", "bytes"),
+    "bert": ("BERT", "pieces"),
+    "transformer_xl": ("Transformer-XL", "pieces"),
+    "t5": ("T5", "pieces"),
+}
+COLUMNS = {
+    "trec": "TREC-6",
+    "trec_scratch": "TREC-6, from scratch",
+    "sst2": "SST-2, 1,000 labels",
+    "sst2_scratch": "SST-2, from scratch",
+    "wnut17": "WNUT-17 F1, probe",
+    "wnut17_embeddings": "probe of the embeddings",
+}
 
 
-def accuracies(path: Path) -> list[float]:
-    """Return the accuracy of each seed in percent, on test, or on dev for a task without test labels."""
-    runs = read_json(path)["runs"]
-    return [100 * (run.get("test") or run["dev"])["accuracy"] for run in runs]
+def read_rows(directory: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each system, by name. InputError for a directory without rows, or a damaged row."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in TITLES}
+    for path in sorted(directory.glob("*.json")):
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            found[row["system"]].append(row)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise InputError(f"{path} is not a row of a system ({error}); run launch/systems.sh again") from error
+    if not any(found.values()):
+        raise InputError(f"--rows must have rows of systems, got {directory}; run launch/systems.sh")
+    return {name: rows for name, rows in found.items() if rows}
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file. InputError if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable ({error}); run launch/systems.sh again") from error
+def spread(values: Sequence[float], digits: int) -> str:
+    """Return mean and sample deviation, or the value if there is one."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def cell(values: Sequence[float]) -> str:
-    """Return mean and sample deviation."""
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+def of_seeds(rows: Sequence[dict[str, Any]], column: str) -> str:
+    """Return the cell of a column that has a value for each fine-tuning."""
+    if len(rows) > 1:
+        return spread([statistics.fmean(row[column]) for row in rows], 1)
+    return spread(rows[0][column], 1)
 
 
-def table(found: Sequence[dict[str, Any]], commit: str) -> str:
+def of_pretraining(rows: Sequence[dict[str, Any]], column: str, digits: int) -> str:
+    """Return the cell of a column that has one value for each pretraining, or none."""
+    return "none" if rows[0][column] is None else spread([row[column] for row in rows], digits)
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Return the table in Markdown."""
-    headings = ["system", "parameters", "tokens/s", "bits per byte"]
-    headings += [f"{title}{arm}" for title in TASKS.values() for arm in ("", ", from scratch")]
-    headings += ["WNUT-17 F1, probe", "probe of the embeddings"]
-    lines = [" | ".join(headings), "|".join("---" for _ in headings)]
-    for system in found:
-        bits = system["bits_per_byte"]
+    headings = ["system", "parameters", "tokens read", "tokens/s", "seeds", "bits per byte", "BLEU", *COLUMNS.values()]
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    for name, rows in found.items():
+        title, unit = TITLES[name]
         cells = [
-            system["system"],
-            f"{system['parameters'] / 1e6:.2f} M",
-            f"{system['tokens_per_second']:,.0f}",
-            "no density" if bits is None else f"{bits:.3f}",
-            *(cell(system[task + arm]) for task in TASKS for arm in ("", "_scratch")),
-            cell(system["wnut17"]),
-            cell(system["wnut17_embeddings"]),
+            title,
+            f"{rows[0]['parameters'] / 1e6:.2f} M",
+            f"{rows[0]['tokens'] / 1e6:.1f} M {unit}",
+            f"{statistics.median(row['tokens_per_second'] for row in rows):,.0f}",
+            str(len(rows)),
+            of_pretraining(rows, "bits_per_byte", 3),
+            of_pretraining(rows, "bleu", 1),
+            *(of_seeds(rows, column) for column in COLUMNS),
         ]
-        lines.append(" | ".join(cells))
-    rows = "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
-    return f"{rows}\n\nCommit {commit}, {os.cpu_count()} cores.\n"
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description="Write systems.md and systems.json, the table of systems.")
-    parser.add_argument("--directory", type=Path, required=True, help="directory that launch/systems.sh filled")
-    directory = parser.parse_args().directory
-    found = systems(directory)
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    git = subprocess.run(asked, capture_output=True, text=True, check=False)
-    text = table(found, git.stdout.strip() or "unknown")
-    write_json(directory / "systems.json", found)
-    write_file(directory / "systems.md", text)
+    parser = argparse.ArgumentParser(description="Print the table of systems.")
+    parser.add_argument("--rows", type=Path, required=True, help="directory of the rows")
+    parser.add_argument("--output", type=Path, help="file that the table is written to, too")
+    arguments = parser.parse_args()
+    text = table(read_rows(arguments.rows))
+    if arguments.output is not None:
+        write_file(arguments.output, text)
     print(text, end="")
 
 

@@ -34,8 +34,10 @@ def script(name: str):
 
 @pytest.fixture
 def stage(tmp_path) -> Path:
-    for part in ("books/train", "books/test", "classify/trec", "glue/SST-2", "ner/wnut17"):
+    for part in ("books/train", "books/test", "classify/trec", "glue/SST-2", "ner/wnut17", "translation/multi30k"):
         (tmp_path / "data" / part).mkdir(parents=True)
+    for name in ("train.en", "train.de", "val.en", "val.de", "test_2016_flickr.en", "test_2016_flickr.de"):
+        (tmp_path / "data" / "translation" / "multi30k" / name).touch()
     return staged_checkout(tmp_path, "systems.sh")
 
 
@@ -43,41 +45,55 @@ def systems(stage: Path, *arguments: str, **environment: str) -> subprocess.Comp
     return run_staged(stage, "systems.sh", *arguments, **environment)
 
 
-def test_every_system_is_trained_on_the_same_tokens_and_every_command_parses(stage, monkeypatch):
-    """Fails when a system gets other tokens, when a step lacks a name, or when a command has an unknown flag."""
-    done = systems(stage, "--tokens", "1000000", str(stage / "data"), "out")
+def calls_of(stage: Path) -> list[list[str]]:
+    return [line.split() for line in (stage / "calls").read_text().splitlines()]
+
+
+def test_every_system_reads_the_same_text_and_every_command_parses(stage, monkeypatch):
+    """Fails when a system reads more text, when a step lacks a name, or when a command has an unknown flag."""
+    done = systems(stage, "--share", "0.25", str(stage / "data"), "out")
     assert done.returncode == 0, done.stderr
-    calls = [line.split() for line in (stage / "calls").read_text().splitlines()]
-    assert f"[{len(calls)}/{len(calls)}] report" in done.stdout
+    calls = calls_of(stage)
+    assert f"[{len(calls)}/{len(calls)}] table" in done.stdout
     steps = [json.loads(line)["step"] for line in (stage / "out" / "steps.jsonl").read_text().splitlines()]
     shown = [line.split()[1].rstrip(",") for line in done.stdout.splitlines() if line.startswith("[")]
     assert steps == shown
-    trained = {call[2]: int(call[call.index("--num-steps") + 1]) for call in calls if call[1] == "jaxlm.pretrain"}
-    row = {"pretrain/gpt_small": 16 * 128, "pretrain/lstm_small": 16 * 128, "pretrain/bert_small": 64 * 70.4}
-    row["pretrain/transformer_xl_small"] = 16 * 128
-    row["pretrain/awd_lstm_small"] = 16 * 124.3  # the mean of the windows
-    assert {name: pytest.approx(1e6, rel=0.01) for name in trained} == {
-        name: number * row[name] for name, number in trained.items()
-    }
-    tuned = [call for call in calls if call[1] == "jaxlm.finetune"]
-    assert len(tuned) == 4 * len(trained) and sum("--start" in call for call in tuned) == 2 * len(trained)
+    shares = {call[2]: call[call.index("--num-epochs") + 1] for call in calls if call[1] == "jaxlm.pretrain"}
+    assert len(shares) == 8 and set(shares.values()) == {"0.25"}
+    tasks = [call for call in calls if call[1] == "jaxlm.finetune" and "translation" not in call]
+    assert len(tasks) == 4 * 9 and sum("--start" in call or "--word-features" in call for call in tasks) == 2 * 9
     for call in calls:
         if call[0] == "-m":
             assert parse(call[1].removeprefix("jaxlm."), call[2:], monkeypatch) is None, call
 
 
+def test_one_system_of_another_seed_has_runs_and_a_row_of_its_own(stage):
+    """Fails when a seed overwrites the runs of another, or when a system that was not asked for runs."""
+    done = systems(stage, "--only", "bert", "--seed", "2", str(stage / "data"), "out")
+    assert done.returncode == 0, done.stderr
+    calls = calls_of(stage)
+    (pretrained,) = (call for call in calls if call[1] == "jaxlm.pretrain")
+    assert pretrained[2] == "pretrain/bert_small" and pretrained[pretrained.index("--run") + 1] == "out/bert-2"
+    assert pretrained[pretrained.index("--seed") + 1] == "2"
+    (row,) = (call for call in calls if call[0] == "launch/systems/row.py")
+    assert row[row.index("--system") + 1 :] == ["bert", "--run", "bert-2"]
+    assert sum(call[1] == "jaxlm.prepare" for call in calls) == 2
+
+
 def test_a_stop_says_how_to_continue(stage):
     """Fails when a failed step is hidden, or when the command that continues is another one."""
-    failed = systems(stage, "--tokens", "20000", str(stage / "data"), "out", PRETRAIN_CODE="75")
+    failed = systems(stage, "--share", "0.1", str(stage / "data"), "out", PRETRAIN_CODE="75")
     assert failed.returncode == 75
-    assert f"(gpt-pretrain); launch/systems.sh --tokens 20000 {stage / 'data'} out continues" in failed.stderr
+    assert f"(gpt-pretrain); launch/systems.sh --share 0.1 {stage / 'data'} out continues" in failed.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "expected DATA"),
-        (("--tokens", "many", "data"), "--tokens must be a number"),
+        (("--share", "much", "data"), "--share must be a positive number"),
+        (("--only", "gpt3", "data"), "--only must be one of gpt transformer_xl"),
+        (("--seed", "-1", "data"), "--seed must be a number"),
         (("--fast", "data"), "unknown option"),
         (("nowhere",), "must have a directory books/train"),
     ],
@@ -87,17 +103,18 @@ def test_wrong_usage(stage, arguments, said):
     assert wrong.returncode == 2 and said in wrong.stderr and not (stage / "calls").exists()
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- rows and table ---------------------------------------------------------------------------------------------------
 
 
 def filled(directory: Path) -> Path:
     """Results of one system as the commands leave them, with figures that are easy to check."""
     (directory / "gpt").mkdir(parents=True)
     lines = [
-        {"kind": "train", "step": step, "loss": 3.0, "tokens_per_second": speed}
+        {"kind": "train", "step": step, "loss": 3.0, "tokens_per_second": speed, "trained_tokens": step * 100}
         for step, speed in ((20, 900), (40, 1100), (60, 1000))
     ]
     (directory / "gpt" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "gpt" / "config.json").write_text('{"seed": 0}')
     (directory / "gpt-probe.json").write_text(
         json.dumps({"parameters": 2_500_000, "embeddings": [1.0, 2.0, 3.0], "last_layer": [10.0, 12.0, 14.0]})
     )
@@ -109,12 +126,13 @@ def filled(directory: Path) -> Path:
         ]
         (directory / f"gpt-{name}").mkdir()
         (directory / f"gpt-{name}" / "results.json").write_text(json.dumps({"runs": runs}))
+    (directory / "rows").mkdir()
     return directory
 
 
-def run_table(directory: Path) -> subprocess.CompletedProcess:
+def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, SYSTEMS / "table.py", "--directory", str(directory)],
+        [sys.executable, SYSTEMS / name, *map(str, arguments)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -122,23 +140,38 @@ def run_table(directory: Path) -> subprocess.CompletedProcess:
     )
 
 
+def cells(text: str, title: str) -> list[str]:
+    row = next(line for line in text.splitlines() if line.startswith(f"| {title} "))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
 def test_the_table_has_means_and_sample_deviations(tmp_path):
     """Fails when dev is reported where test labels are there, or when the deviation is that of a population."""
-    done = run_table(filled(tmp_path))
-    assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| gpt"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    trec, sst2 = "70.0 ± 10.0", "60.0 ± 10.0"
-    assert cells == ["gpt", "2.50 M", "1,000", "1.234", trec, trec, sst2, sst2, "12.0 ± 2.0", "2.0 ± 1.0"]
+    made = run_script("row.py", "--directory", filled(tmp_path), "--system", "gpt", "--run", "gpt")
+    assert made.returncode == 0, made.stderr
+    row = json.loads((tmp_path / "rows" / "gpt.json").read_text())
+    assert row["trec"] == pytest.approx([60, 70, 80]) and (row["seed"], row["steps"]) == (0, 60)
+    done = run_script("table.py", "--rows", tmp_path / "rows", "--output", tmp_path / "systems.md")
+    trec, sst2, first = "70.0 ± 10.0", "60.0 ± 10.0", ["GPT", "2.50 M", "0.0 M pieces", "1,000", "1", "1.234", "none"]
+    assert cells(done.stdout, "GPT") == [*first, trec, trec, sst2, sst2, "12.0 ± 2.0", "2.0 ± 1.0"]
     assert (tmp_path / "systems.md").read_text() == done.stdout
-    assert json.loads((tmp_path / "systems.json").read_text())[0]["trec"] == pytest.approx([60, 70, 80])
+
+    row |= {"seed": 1, "bits_per_byte": 1.4345, "trec": [60.0, 60.0, 60.0]}
+    (tmp_path / "rows" / "gpt-1.json").write_text(json.dumps(row))
+    of_two = cells(run_script("table.py", "--rows", tmp_path / "rows").stdout, "GPT")
+    assert of_two[4:8] == ["2", "1.335 ± 0.141", "none", "65.0 ± 7.1"]  # of the means of the pretrainings
 
 
-def test_a_missing_result_is_one_line(tmp_path):
+def test_a_missing_or_damaged_result_is_one_line(tmp_path):
     (filled(tmp_path) / "gpt-sst2" / "results.json").unlink()
-    done = run_table(tmp_path)
+    done = run_script("row.py", "--directory", tmp_path, "--system", "gpt", "--run", "gpt")
     assert done.returncode == 2 and "gpt-sst2" in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "systems.md").exists()
+    assert not list((tmp_path / "rows").iterdir())
+    done = run_script("table.py", "--rows", tmp_path / "rows")
+    assert done.returncode == 2 and "must have rows of systems" in done.stderr
+    (tmp_path / "rows" / "gpt.json").write_text("{")
+    done = run_script("table.py", "--rows", tmp_path / "rows")
+    assert done.returncode == 2 and "gpt.json is not a row" in done.stderr and done.stderr.count("\n") == 1
 
 
 # --- the probe --------------------------------------------------------------------------------------------------------

@@ -195,12 +195,14 @@ def test_without_tensorflow_a_set_that_is_not_prepared_names_the_extra(tmp_path,
 
 
 @pytest.mark.slow
-def test_array_records_are_read_without_tensorflow(tmp_path):
+def test_array_records_are_read_without_tensorflow(tmp_path, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
+    # TFDS's own set of this name, if an earlier test has loaded it, would be in the way.
+    monkeypatch.delitem(tfds.core.registered._DATASET_REGISTRY, "glue", raising=False)
     parts = {"train": ["Fine.", "Not fine it."], "validation": ["Good \u2028one. "], "test": ["Who knows."]}
 
-    class Glue(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # another test may have loaded TFDS's own
+    class Glue(tfds.core.GeneratorBasedBuilder):
         """CoLA as TFDS keeps it, with rows of our own."""
 
         VERSION = tfds.core.Version("1.0.0")
