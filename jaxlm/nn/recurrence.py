@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.mesh import with_axes
-from jaxlm.nn.layers import linear
+from jaxlm.distributed.mesh import constrain, with_axes
+from jaxlm.nn.layers import STATES, gathered, linear
 
 _ALIGNMENT = 16  # of the sides of 16-bit matrices in products on GPUs
 
@@ -242,19 +242,21 @@ class BiLSTM(nn.Module):
         def forget(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
             return jnp.zeros(shape).at[u : 2 * u].set(1.0)
 
-        kernel_in = self.param(f"{name}_in_kernel", with_axes(init, ("width", "gates")), (d, 4 * u))
-        kernel_state = self.param(f"{name}_state_kernel", with_axes(init, ("width", "gates")), (p, 4 * u))
+        names, names_out = ("width", "gates"), ("units", "whole_width")
+        kernel_in = self.param(f"{name}_in_kernel", with_axes(init, names), (d, 4 * u))
+        kernel_state = self.param(f"{name}_state_kernel", with_axes(init, names), (p, 4 * u))
         bias = self.param(f"{name}_bias", with_axes(forget, ("gates",)), (4 * u,))
 
         kernel_out = None
         if self.projection:
-            kernel_out = self.param(f"{name}_out_kernel", with_axes(init, ("units", "whole_width")), (u, p))
-            kernel_out = kernel_out.astype(self.dtype)
-        x_BLG = linear(x_BLD.astype(self.dtype), kernel_in.astype(self.dtype), bias)  # of all positions at once
+            kernel_out = self.param(f"{name}_out_kernel", with_axes(init, names_out), (u, p))
+            kernel_out = gathered(kernel_out, self.dtype, names_out)
+        # Of all positions at once. What the loop over positions reads is gathered before it begins.
+        x_BLG = linear(x_BLD.astype(self.dtype), gathered(kernel_in, self.dtype, names), bias)
         rows, real_LB = x_BLD.shape[0], real_BL.T
         start = LSTMState(jnp.zeros((rows, p), jnp.float32), jnp.zeros((rows, u), jnp.float32))
         never, backwards = jnp.zeros_like(real_LB), name.endswith("backward")
-        kernel_state = kernel_state.astype(self.dtype)
+        kernel_PG = gathered(kernel_state, self.dtype, names)
         x_LBG = jnp.swapaxes(x_BLG, 0, 1)
-        h_LBP, _ = lstm(x_LBG, kernel_state, start, real_LB, never, kernel_out, reverse=backwards)
-        return jnp.swapaxes(h_LBP, 0, 1)
+        h_LBP, _ = lstm(x_LBG, kernel_PG, start, real_LB, never, kernel_out, reverse=backwards)
+        return constrain(jnp.swapaxes(h_LBP, 0, 1), STATES)
