@@ -1,14 +1,12 @@
 """ELMo by the code of its authors: modules of AllenNLP 0.9.0 in PyTorch, and the vocabulary of bilm-tf.
 
 `ALLENNLP` and `BILM` are directories with the sources, allenai/allennlp at v0.9.0 and allenai/bilm-tf. The modules are
-executed as they are; what they import besides PyTorch and NumPy is replaced, as it reads files and data sets. Nothing
-of jaxlm is imported here.
+executed as they are (`parity/allennlp_modules.py`). Nothing of jaxlm is imported here.
 """
 
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 
 from parity import elmo_case as case
+from parity.allennlp_modules import executed
 
 MODULES = (
     *("common.checks", "nn.util", "modules.lstm_cell_with_projection", "modules.encoder_base", "modules.elmo_lstm"),
@@ -35,11 +34,7 @@ class Marks:
 
 def load(sizes: case.Sizes) -> dict[str, ModuleType]:
     """Return AllenNLP's modules by the last part of their names."""
-    root = Path(os.environ["ALLENNLP"])
-    for name in ("", ".common", ".nn", ".modules", ".data", ".data.token_indexers"):
-        sys.modules[f"allennlp{name}"] = ModuleType(f"allennlp{name}")
     stubs: dict[str, dict[str, Any]] = {
-        "overrides": {"overrides": lambda method: method},
         "allennlp.common": {"Params": None},
         "allennlp.common.file_utils": {"cached_path": lambda path: path},
         "allennlp.common.util": {"lazy_groups_of": None},
@@ -52,20 +47,7 @@ def load(sizes: case.Sizes) -> dict[str, ModuleType]:
         "allennlp.data": {"Token": None, "Vocabulary": None, "Instance": None},
         "allennlp.data.fields": {"TextField": None},
     }
-    for name, members in stubs.items():
-        module = sys.modules.setdefault(name, ModuleType(name))
-        vars(module).update(members)
-    found = {}
-    for name in MODULES:
-        spec = importlib.util.spec_from_file_location(
-            f"allennlp.{name}", root / "allennlp" / f"{name.replace('.', '/')}.py"
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[f"allennlp.{name}"] = module
-        spec.loader.exec_module(module)
-        found[name.rpartition(".")[2]] = module
-    return found
+    return executed(MODULES, stubs)
 
 
 def answers(sizes: case.Sizes, tensors: dict[str, np.ndarray], batches: list) -> dict[str, dict[str, np.ndarray]]:
