@@ -31,12 +31,18 @@ ADDED_OPTIONS: dict[str, Any] = {
     "ema_of": "after",
     "views": ["full", "forwards", "backwards", "future", "past"],
     "unlabelled_dropout_rate": 0.2,
+    "biattention": "pair",
+    "maxout_reduction": 2,
     "unlabelled": None,
     "custom.separator": "auto",
     "data.reset_probability": 0.0,
     "execution.deterministic": False,
+    "model.input_feed_forward_width": 0,
+    "model.input_feed_forward_dropout_rate": 0.5,
     "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
 }
+# A field that runs of earlier versions have in the models that have such an option now.
+BESIDE = {"model.input_feed_forward_width": "feature_shapes", "model.input_feed_forward_dropout_rate": "feature_shapes"}
 # The same for all fields.
 ADDED_FIELDS = {"fingerprints.validation": None, "fingerprints.unlabelled": None} | ADDED_OPTIONS
 
@@ -56,11 +62,13 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config with missing options filled in with the values that the run used."""
     values = upgraded(config)
-    data = values.get("data")
+    data, model = values.get("data"), values.get("model")
     layout = MEMBERS.get(str(data.get("layout"))) if isinstance(data, dict) else None
     for name, before in ADDED_OPTIONS.items():
         part, _, field = name.partition(".")
-        if part != "data" or hasattr(layout, field):  # a layout has no fields of another one
+        if part == "data" and not hasattr(layout, field):  # a layout has no fields of another one
+            continue
+        if name not in BESIDE or (isinstance(model, dict) and BESIDE[name] in model):
             values = _with_missing(values, name.split("."), before)
     return values
 

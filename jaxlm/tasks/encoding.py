@@ -314,10 +314,11 @@ def encode_texts(
 
 
 def _kept_words(examples: Sequence[Example], lengths: np.ndarray, tokenizer: "Tokenizer") -> Iterator[str]:
-    """Yield the tokens of examples of one text, of each as many as its row has. lengths: (examples, 1)."""
+    """Yield the tokens of the texts of examples, of each as many as its sequence has. lengths: (examples, texts)."""
     for first in range(0, len(examples), _CHUNK):
-        texts = [example.texts[0] for example in examples[first : first + _CHUNK]]
+        chunk = slice(first, first + _CHUNK)
+        texts = [text for example in examples[chunk] for text in example.texts]
         encoded = tokenizer.encode_batch_with_offsets(texts)
-        for text, (_, offsets), length in zip(texts, encoded, lengths[first:, 0].tolist(), strict=False):
+        for text, (_, offsets), length in zip(texts, encoded, lengths[chunk].reshape(-1).tolist(), strict=True):
             for low, high in offsets[:length].tolist():
                 yield text[low:high]

@@ -46,6 +46,8 @@ That of the networks over words (Peters et al. 2018, for example) has no special
 beside its id:
 
     single      the words of the text, of which the first are kept
+    entailment  two sequences, the words of each text
+    similarity  the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +80,7 @@ class TextIds(NamedTuple):
     target: Ids
 
 
+PAIRS: tuple[Form, ...] = ("entailment", "similarity")
 MINIMUM_LENGTH = 5  # three special tokens and one token of each text
 
 
@@ -92,14 +95,15 @@ class InputFormat:
     the second segment of each begins, or its length if there is none, and whether any sequence was truncated.
 
     roles: the special tokens that fine-tuning adds to a vocabulary without them. needs: those that it must have.
-    orders: the sequences of a symmetric pair. reads_last: True if heads read the last token of a sequence; otherwise
-    the first. around: takes the ids of the special tokens and the maximum length, and returns those before and after a
-    tagged sentence; None if there are no heads for spans and tags, which read every token. characters: True if a model
-    reads the characters of each token beside its id. whole_batches: whether an epoch has a whole number of updates.
-    has_source: True if an encoder reads the source apart. arrange_text: takes the ids of a source and of a target, None
-    without one, the ids of the special tokens, the maximum length and that of a target with its end, and
-    special_tokens. It returns the ids of an example whose target is generated, and whether any side was truncated; None
-    for models that do not generate. text_roles: the special tokens that fine-tuning on such a task adds.
+    orders: the sequences of a symmetric pair. apart: True if the texts of a pair are sequences of their own.
+    reads_last: True if heads read the last token of a sequence; otherwise the first. around: takes the ids of the
+    special tokens and the maximum length, and returns those before and after a tagged sentence; None if there are no
+    heads for spans and tags, which read every token. characters: True if a model reads the characters of each token
+    beside its id. whole_batches: whether an epoch has a whole number of updates. has_source: True if an encoder reads
+    the source apart. arrange_text: takes the ids of a source and of a target, None without one, the ids of the special
+    tokens, the maximum length and that of a target with its end, and special_tokens. It returns the ids of an example
+    whose target is generated, and whether any side was truncated; None for models that do not generate. text_roles: the
+    special tokens that fine-tuning on such a task adds.
     """
 
     read: Callable[[Example, Task], tuple[Texts, Texts]]
@@ -107,6 +111,7 @@ class InputFormat:
     roles: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     orders: int = 1
+    apart: bool = False
     reads_last: bool = False
     around: Callable[[Mapping[str, int], int], tuple[Ids, Ids]] | None = None
     characters: bool = False
@@ -137,9 +142,11 @@ class InputFormat:
         return self.arrange_text
 
     def num_sequences(self, task: Task) -> int:
-        """Return the token sequences per example: the choices, the orders of a symmetric pair, or one."""
+        """Return the token sequences per example: the choices, the texts or the orders of a pair, or one."""
         if task.form == "choice":
             return task.num_choices
+        if self.apart and task.form in PAIRS:
+            return 2
         return self.orders if task.form == "similarity" else 1
 
 
@@ -345,11 +352,11 @@ def arrange_words(
     special_tokens: SpecialTokens = "gpt1",
     keep_second: bool = False,
 ) -> Arranged:
-    """Return the words of one text, its length, and whether it was truncated. InputError for another form."""
-    if form != "single":
-        raise InputError(f"the rows of the task must be single texts for a network over words, got the form {form}")
-    (text,) = texts
-    return [list(text[:length])], [min(len(text), length)], len(text) > length
+    """Return the words of each text, their numbers, and whether any was truncated. InputError for choices."""
+    if choices:
+        raise InputError(f"the rows of the task must be texts for a network over words, got the form {form}")
+    sequences = [list(text[:length]) for text in texts]
+    return sequences, [len(sequence) for sequence in sequences], max(map(len, texts)) > length
 
 
 def truncate_pair(first: int, second: int, room: int, *, keep_second: bool = False) -> tuple[int, int]:
@@ -401,5 +408,7 @@ FORMATS = {
         text_roles=TEXT_ROLES,
     ),
     "t5": InputFormat(arrange=no_arrangement, read=read, has_source=True, arrange_text=arrange_sides),
-    "words": InputFormat(arrange=arrange_words, read=read, around=lambda specials, length: ((), ()), characters=True),
+    "words": InputFormat(
+        arrange=arrange_words, read=read, apart=True, around=lambda specials, length: ((), ()), characters=True
+    ),
 }

@@ -18,7 +18,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
 from jaxlm.models.family import Family
 from jaxlm.models.heads import HEADS, heads_for
-from jaxlm.nn.config import Execution, Features, Rate, View
+from jaxlm.nn.config import Biattention, Execution, Features, Rate, View
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
 from jaxlm.runs.config import TrackerKind
@@ -229,12 +229,18 @@ class FinetuneConfig(RunConfig):
     select: Literal["best", "last"] = "best"
     auxiliary_lm: NotNegative = 0.0
     """Weight of a decoder's language-model loss (GPT-1's lambda, L3 = L2 + lambda L1). 0: none."""
-    head: Literal["linear", "bilstm", "concat_pooling", "crf", "cross_view"] = "linear"
-    """Head on the model. bilstm: for an encoder, two layers of 768 units per direction over `features`, then the
-    linear head (BERT's tables 5 and 7). concat_pooling: for a decoder, the last state, the maximum and the mean of all
-    states, then two layers with batch norm (ULMFiT). crf: for an encoder, tags of a sentence that depend on each other
-    (Lample et al., 2016); in prediction no I- tag follows one of another type. cross_view: for taggers over words, a
-    module that labels train, and `views` that learn from it on the sentences of --unlabelled (CVT)."""
+    head: Literal["linear", "bcn", "bilstm", "concat_pooling", "crf", "cross_view"] = "linear"
+    """Head on the model. bcn: for texts over words, the biattentive classification network (CoVe). bilstm: for an
+    encoder, two layers of 768 units per direction over `features`, then the linear head (BERT's tables 5 and 7).
+    concat_pooling: for a decoder, the last state, the maximum and the mean of all states, then two layers with batch
+    norm (ULMFiT). crf: for an encoder, tags of a sentence that depend on each other (Lample et al., 2016); in
+    prediction no I- tag follows one of another type. cross_view: for taggers over words, a module that labels train,
+    and `views` that learn from it on the sentences of --unlabelled (CVT)."""
+    biattention: Biattention = "pair"
+    """Form of a bcn head. pair: two texts attend to each other, and a single one to itself, with batch norm (McCann et
+    al., 2017). self: one text attends to itself, without batch norm (the code of ELMo's authors)."""
+    maxout_reduction: Count = 2
+    """Divisor of the width in the first of the three maxout layers of a bcn head. It is 2 in the second."""
     views: tuple[View, ...] = typing.get_args(View)
     """Auxiliary modules of a cross_view head. full: both directions of both layers. forwards, backwards: one direction
     of the first layer. future, past: the same for the tag of the next word, or of the word before."""

@@ -61,7 +61,8 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     inputs = FORMATS[model.family.input_format]
     if task.of_tokens and not inputs.every_token:
         raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one")
-    head = make_head(task, config, pooled=not inputs.reads_last)
+    apart = inputs.apart and inputs.num_sequences(task) > 1
+    head = make_head(task, config, pooled=not inputs.reads_last, apart=apart)
 
     def init_params(key: jax.Array) -> Any:
         body_key, head_key = jax.random.split(key)

@@ -19,11 +19,12 @@ from jaxlm.data.config import Spans
 from jaxlm.models import build
 from jaxlm.models.awd_lstm import AWD_LSTM_PTB
 from jaxlm.models.bert import BERT_BASE
-from jaxlm.models.bilstm import CVT
+from jaxlm.models.bilstm import CVT, BiLSTMConfig
 from jaxlm.models.character_transformer import T12
 from jaxlm.models.elmo import ELMO
 from jaxlm.models.elmo import FAMILY as ELMO_FAMILY
 from jaxlm.models.gpt import GPT1, GPT2
+from jaxlm.models.heads.bcn import BCNHead, SelfBCNHead
 from jaxlm.models.heads.bilstm import LSTMHead
 from jaxlm.models.heads.cross_view import CrossViewHead
 from jaxlm.models.heads.linear import PooledHead, SequenceHead, SpanHead, TaggingHead
@@ -234,6 +235,15 @@ def test_cross_view_head(update_golden):
     make = lambda key: head.init(key, layer, layer, train=False)["params"]  # noqa: E731
     boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
     compare("cross_view.txt", table(boxed, drawn), update_golden)
+
+
+def test_bcn_head(update_golden):
+    """Fails when a module of either form has another input, a kernel is not decayed, or begins elsewhere."""
+    heads = {"pair": BCNHead("classification", 6, (0.0,) * 3, 8), "self": SelfBCNHead("classification", 6, (0.0,) * 3)}
+    inputs = heads["self"].example_inputs(BiLSTMConfig(width=600))
+    make = lambda key: {name: dict(head.init(key, *inputs, train=False)) for name, head in heads.items()}  # noqa: E731
+    boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
+    compare("bcn.txt", table(boxed, drawn), update_golden)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.049])

@@ -27,6 +27,8 @@ class BiLSTMConfig(FamilyConfig):
     """Width and number of the filters of each convolution over the characters of a word."""
     feature_shapes: tuple[tuple[Count, Count], ...] = ()
     """Layers and width of the features of each run in --word-features, from which it is set."""
+    input_feed_forward_width: Natural = 0
+    """Width of a linear layer with a ReLU between the vectors of the words and the first layer. 0: none."""
     num_layers: Count = 2
     """Number of layers."""
     width: Count = 1024
@@ -37,6 +39,8 @@ class BiLSTMConfig(FamilyConfig):
     """Project the hidden state of each direction to half of the width, in each step."""
     embedding_dropout_rate: Rate = 0.5
     """Dropout rate of the vectors of the words and of their characters."""
+    input_feed_forward_dropout_rate: Rate = 0.5
+    """Dropout rate of the output of the linear layer before the first layer."""
     dropout_rate: Rate = 0.5
     """Dropout rate of each layer's output."""
     init_std: Positive = 0.02

@@ -18,8 +18,8 @@ from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.characters import CharacterEncoder
 from jaxlm.nn.config import Execution
-from jaxlm.nn.layers import STATES, dropout, embed, fold
-from jaxlm.nn.recurrence import BiLSTM
+from jaxlm.nn.layers import STATES, dropout, embed, fold, project
+from jaxlm.nn.recurrence import BiLSTM, uniform
 from jaxlm.nn.scalar_mix import ScalarMix
 
 
@@ -29,6 +29,9 @@ def flops_per_token(config: BiLSTMConfig, length: int, predicted: float | None =
     total = sum(count * width * config.character_width * number for count, width, number in places)
     inputs = sum(width for _, width in config.feature_shapes)
     inputs += config.word_width + (sum(number for _, number in config.filters) if config.character_width else 0)
+    if config.input_feed_forward_width:
+        total += inputs * config.input_feed_forward_width
+        inputs = config.input_feed_forward_width
     for units in config.units:
         total += 2 * ((inputs + config.width // 2) * 4 * units + units * config.projection)
         inputs = config.width
@@ -62,7 +65,8 @@ class WordBiLSTM(nn.Module):
 class WordVectors(nn.Module):
     """Vectors of words, side by side, with dropout: a table by id, features of the characters, states of other models.
 
-    The layers of another model are added with weights that are trained (Peters et al., 2018, equation 1).
+    The layers of another model are added with weights that are trained (Peters et al., 2018, equation 1). With
+    `input_feed_forward_width` a linear layer with a ReLU follows (McCann et al., 2017, section 5).
     """
 
     config: BiLSTMConfig
@@ -86,7 +90,15 @@ class WordVectors(nn.Module):
             mixed = ScalarMix(name=f"mix_{number}")(jnp.moveaxis(inputs.features[number], 2, 0))
             mixed = mixed.astype(self.execution.compute_dtype())
             parts.append(dropout(mixed, config.embedding_dropout_rate, fold(key, number + 2)))
-        return jnp.concatenate(parts, axis=-1)
+        vectors = jnp.concatenate(parts, axis=-1)
+        if not config.input_feed_forward_width:
+            return vectors
+        names, shape = ("width", "hidden"), (vectors.shape[-1], config.input_feed_forward_width)
+        init, zeros = uniform(shape[0] ** -0.5), nn.initializers.zeros_init()
+        kernel = self.param("feed_forward_kernel", with_axes(init, names), shape)
+        bias = self.param("feed_forward_bias", with_axes(zeros, names[1:]), shape[1:])
+        hidden = jax.nn.relu(project(vectors, kernel, bias, names, self.execution))
+        return dropout(hidden, config.input_feed_forward_dropout_rate, fold(key, len(config.feature_shapes) + 2))
 
 
 def _stacked(hidden: list[jax.Array], width: int) -> jax.Array:

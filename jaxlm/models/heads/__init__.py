@@ -25,18 +25,25 @@ class HeadForm:
     kinds: the role of a family that it reads -> the kinds of tasks that it has there; empty: all that have a head.
     fields: the fields of a config that only this head has, with the values that they have without it. without: the
     fields of a config that it does not have, with their values. reads_unlabelled: True if unlabelled rows train it too.
+    reads_pairs: True if it tells the texts of a pair apart that are sequences of their own.
     """
 
     kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     without: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads_unlabelled: bool = False
+    reads_pairs: bool = False
 
 
 _OF_TAGS = ("tagging",)
 _OF_TEXTS = ("classification", "multilabel", "regression", "choice")
 HEADS = {
     "linear": HeadForm({"encoder": (), "decoder": (), "encoder_decoder": (), "bidirectional": _OF_TAGS}),
+    "bcn": HeadForm(
+        {"bidirectional": ("classification", "multilabel", "regression")},
+        fields={"biattention": "pair", "maxout_reduction": 2},
+        reads_pairs=True,
+    ),
     "bilstm": HeadForm({"encoder": ()}, fields={"features": "last"}),
     "concat_pooling": HeadForm({"decoder": (), "bidirectional": _OF_TEXTS}),
     "crf": HeadForm(
@@ -56,11 +63,12 @@ def heads_for(role: str) -> list[str]:
     return [name for name, form in HEADS.items() if role in form.kinds]
 
 
-def make_head(task: Any, config: Any, *, pooled: bool) -> "Head":
+def make_head(task: Any, config: Any, *, pooled: bool, apart: bool = False) -> "Head":
     """Return the head of a task (`jaxlm.tasks.Task`) in a run (`FinetuneConfig`). JAX is imported here.
 
     pooled: True if a model is read at the pooled first token of a sequence (BERT), not at its last token (GPT-1).
-    Raises InputError for a kind of task without such a head.
+    apart: True if each example has two texts that are sequences of their own.
+    Raises InputError for a kind of task without such a head, or a head that cannot tell these texts apart.
     """
     family = family_of(config.model)
     fitting = [name for name in heads_for(family.role) if not (of := HEADS[name].kinds[family.role]) or task.kind in of]
@@ -68,6 +76,11 @@ def make_head(task: Any, config: Any, *, pooled: bool) -> "Head":
         raise InputError(
             f"head must be {either(fitting)} for a {task.kind} task of {family.title}, got {config.head}; give "
             f"--head {fitting[0]}"
+        )
+    if apart and not HEADS[config.head].reads_pairs:
+        raise InputError(
+            f"head must be {either([name for name in fitting if HEADS[name].reads_pairs])} for a task of two texts of "
+            f"{family.title}, got {config.head}; give --head bcn"
         )
     found: Head = importlib.import_module(f"jaxlm.models.heads.{config.head}").make(task, config, pooled=pooled)
     return found
