@@ -165,11 +165,17 @@ def test_a_config_is_sound_at_full_size(name):
         assert count == characters(model) + highways + (features + 1) * p + layers
         return
     if isinstance(model, BiLSTMConfig):
-        inputs, expected = model.word_width + sum(number for _, number in model.filters), characters(model)
+        inputs, expected = model.word_width, model.vocab_size * model.word_width
+        if model.character_width:
+            inputs += sum(number for _, number in model.filters)
+            expected += characters(model)
+        if model.input_feed_forward_width:
+            expected += (inputs + 1) * model.input_feed_forward_width
+            inputs = model.input_feed_forward_width
         for u in model.units:
             expected += 2 * (4 * u * (inputs + model.width // 2 + 1) + u * model.projection)
             inputs = model.width
-        assert count == expected + model.vocab_size * model.word_width
+        assert count == expected
         return
     layer = 4 * model.width**2 + 2 * model.width * model.feed_forward_width + 9 * model.width + model.feed_forward_width
     expected = (model.vocab_size + model.num_positions) * model.width + model.num_layers * layer
@@ -246,8 +252,9 @@ def test_a_pretraining_config_takes_a_step(name, runs):
 @pytest.mark.parametrize("name", configs_of(FinetuneConfig))
 def test_a_fine_tuning_config_takes_a_step(name, stores, pair_stores, word_stores, tmp_path):
     if reads_words(name):
-        files = toy_encoder.make_files(tmp_path / "task", "tagging")
-        command = toy_encoder.arguments(tmp_path / "run", files, "tagging", *toy_model(name), "--num-epochs", 0.3)
+        kind = "classification" if load_config(name, FinetuneConfig).head == "bcn" else "tagging"
+        files = toy_encoder.make_files(tmp_path / "task", kind)
+        command = toy_encoder.arguments(tmp_path / "run", files, kind, *toy_model(name), "--num-epochs", 0.3)
         ended = run_here("finetune", name, *command[1:], "--tokenizer", f"store:{word_stores[0]}")
         assert ended.code == 0, ended.errors
         assert metrics(tmp_path / "run", "loss").keys() == {1} and (tmp_path / "run" / "results.json").exists()
