@@ -1,8 +1,7 @@
 """The biattentive classification network of CoVe (McCann et al., 2017, section 5), for a text or a pair, from scratch.
 
 Adam at 0.001, one layer of 300 units per direction, and dropout of 0.1, one of the paper's three rates. The paper does
-not give the batch, the number of epochs and the clip, which are those of `finetune/bcn_elmo`. `--word-features` gives
-the words the states of a translation's encoder.
+not give the batch, the number of epochs and the clip, which are those of `finetune/bcn_elmo`.
 """
 
 from jaxlm.models.bilstm import BiLSTMConfig
