@@ -5,6 +5,8 @@ One line per text. Features of tokens have the original's format: {"linex_index"
 the embeddings after their norm (the original numbers its layers from 0 and has no embeddings). Pooled ones are
 {"index": n, "embedding": [...]}, with nine digits, which determine a float32 number.
 
+Of a model with a source, as a translation model, they are those of its encoder.
+
 A model that reads the characters of words has features of each word, what white space separates. The state of a
 recurrent one is empty before each line.
 """
@@ -65,7 +67,7 @@ def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
             f"layers must be one layer with pooling, got {' '.join(map(str, arguments.layers))}; give one of them"
         )
     layers = arguments.layers or (LAYERS if arguments.pooling is None else LAYERS[:1])
-    most = model.config.num_layers
+    most = model.family.num_text_layers(model.config)
     if wrong := [layer for layer in layers if not -most - 1 <= layer <= most]:
         raise InputError(
             f"layers must be from {-most - 1} to {most}, got {wrong[0]}; 0 are the embeddings, -1 is the last layer"
@@ -83,7 +85,7 @@ def token_features(
     """
     check_batch(batch_size, 1, run.mesh)
     width, source = run.model.config.width, iter(lines)
-    step, pairs = states_step(run.model, tuple(layers), run.mesh), run.task is not None or not run.model.is_causal
+    step, pairs = states_step(run.model, tuple(layers), run.mesh), _reads_pairs(run)
     while some := list(islice(source, batch_size)):
         rows, truncations = [], []
         for number, text in some:
@@ -104,12 +106,16 @@ def token_features(
             yield TokenFeatures(pieces, of_tokens, truncated)
 
 
+def _reads_pairs(run: LoadedRun) -> bool:
+    """Return True if a line may have two texts: for a model that sees a whole sequence, or was fine-tuned on texts."""
+    return not run.model.has_source and (run.task is not None or not run.model.is_causal)
+
+
 def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     """Write the features of each line of the input, and return counts."""
     if arguments.output is None:
         raise InputError("output must be given for features; name a file")
     run = opened(arguments)
-    run.require_one_text("evaluate features")
     layers, pooling = layers_of(arguments, run.model), arguments.pooling
     if pooling is not None:
         check_pooling(pooling, run.model, run.name)

@@ -211,6 +211,7 @@ class LoadedModel:
           [(4, 71), (3, 71)]
         """
         run, model = self.run, self.run.model
+        run.require_one_text("logits")
         if not model.output_layer.available(run.params):
             raise InputError(
                 f"{self.name} has no scores over the vocabulary, which fine-tuning {model.family.title} does not keep; "
@@ -224,14 +225,14 @@ class LoadedModel:
     ) -> list[np.ndarray]:
         """Return the states of each text, float32 (layers + 1, tokens, width): the embeddings, then every layer.
 
-        texts, truncate: see `logits`.
+        Those of a model with a source are of its encoder. texts, truncate: see `logits`.
 
         Example:
           >>> [found.shape for found in jaxlm.load("runs/bert").hidden_states(["ba be"])]
           [(2, 4, 16)]
         """
         run, config = self.run, self.run.model.config
-        layers = tuple(range(config.num_layers + 1))
+        layers = tuple(range(run.model.family.num_text_layers(config) + 1))
         step = states_step(run.model, layers, run.mesh)
         found = self._outputs(step, texts, truncate, values=len(layers) * config.width)
         return [np.swapaxes(states, 0, 1) for states in found]
@@ -441,7 +442,6 @@ class LoadedModel:
         return token_rows(self.run, texts, longest=longest, truncate=truncate)
 
     def _outputs(self, step: Step, texts: Sequence[Any], truncate: bool, *, values: int) -> list[np.ndarray]:
-        self.run.require_one_text("logits, hidden_states and embed")
         return token_outputs(
             step,
             self.run.params,

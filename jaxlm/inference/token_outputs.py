@@ -51,11 +51,12 @@ class TokenRow(NamedTuple):
 def states_step(model: Model, layers: tuple[int, ...] | None, mesh: Mesh) -> Step:
     """Return a compiled function of parameters and inputs that gives float32 states (B, L, layers, D).
 
-    layers: 0 are the embeddings, -1 is the last layer; None: the last layer alone.
+    They are those of `Model.read`: of a model with a source, of its encoder. layers: 0 are the embeddings,
+    -1 is the last layer; None: the last layer alone.
     """
 
     def states(params: Any, inputs: Inputs) -> jax.Array:
-        outputs = model(params, inputs, layers=layers is not None)
+        outputs = model.read(params, inputs, layers=layers is not None)
         if layers is None:
             return outputs.states[:, :, None].astype(jnp.float32)
         hidden_NBLD = jnp.asarray(outputs.layers)[np.array(layers)]
@@ -134,10 +135,16 @@ def check_texts(texts: Any, name: str = "texts") -> None:
 def arranged(run: LoadedRun, parts: Sequence[list[int]], longest: int) -> tuple[TokenRow, bool]:
     """Return the ids of a text or a pair of texts with their special tokens, and True if they were truncated.
 
-    A row without tokens is an empty text of a model without a token that begins one.
+    A model with a source reads them as its source. A row without tokens is an empty text of a model without a token
+    that begins one.
     """
     form: Any = "single" if len(parts) == 1 else "entailment"
     family, specials = run.model.family, run.tokenizer.specials
+    if run.model.has_source:
+        arrange = FORMATS[family.input_format].arrange_text
+        assert arrange is not None  # the format has a source
+        found, is_truncated = arrange([i for ids in parts for i in ids], None, specials, longest, 1)
+        return TokenRow(found.source, len(found.source)), is_truncated
     if run.task is None and not family.is_encoder:
         whole = run.with_prefix([i for ids in parts for i in ids])
         return TokenRow(whole[:longest], len(whole[:longest])), len(whole) > longest

@@ -1,9 +1,9 @@
 """Features of words from the layers of other models, which a network over words reads beside the words.
 
 Peters et al. (2018, section 3.2) and McCann et al. (2017, section 4) give a task network the states of a model that
-stays fixed. They are computed once, and kept in a file that is named by what they depend on: the parameters of the
-model, the layers and the words. A word's states are those of its first token; a word without a token has zeros. The
-state of a recurrent model is empty before each sentence.
+stays fixed; those of a translation model are the states of its encoder. They are computed once, and kept in a file that
+is named by what they depend on: the parameters of the model, the layers and the words. A word's states are those of its
+first token; a word without a token has zeros. The state of a recurrent model is empty before each sentence.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jaxlm.errors import InputError
 from jaxlm.files import atomic_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.token_outputs import TokenRow, arranged, states_step, token_outputs, worded
-from jaxlm.models import build
+from jaxlm.models import build, family_of
 from jaxlm.tasks.encoding import SpelledRows
 from jaxlm.tasks.token_rows import first_tokens
 from jaxlm.training.start import Source, source_of
@@ -51,7 +51,7 @@ class WordFeatures:
         model = build(self.source.model)
 
         def layers(key: jax.Array) -> Any:
-            return model({"backbone": model.init(key)}, model.example_inputs(), layers=True).layers
+            return model.read({"backbone": model.init(key)}, model.example_inputs(), layers=True).layers
 
         return len(self.layers), int(jax.eval_shape(layers, jax.random.key(0)).shape[-1])
 
@@ -125,15 +125,13 @@ def _parsed(spec: str, run: str) -> WordFeatures:
         raise InputError(f"word_features must be RUN or RUN:LAYERS, got {spec!r}; give layers as 0,1,2 or all")
     name, given = match["name"], match["layers"] or "all"
     source = source_of(run, name)
-    most = build(source.model).family.num_layers(source.model)
+    most = family_of(source.model).num_text_layers(source.model)
     layers = tuple(range(most + 1)) if given == "all" else tuple(map(int, given.split(",")))
     if wrong := [layer for layer in layers if not -most - 1 <= layer <= most]:
         raise InputError(
             f"word_features must have layers from {-most - 1} to {most} for {name}, got {wrong[0]}; 0 are the "
             "embeddings, -1 is the last layer"
         )
-    if build(source.model).has_source:
-        raise InputError(f"word_features must be of models that read one text, got {name}; give another run")
     return WordFeatures(spec, name, layers, source)
 
 

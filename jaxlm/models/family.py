@@ -93,6 +93,8 @@ class Family:
     stacks: Mapping[str, str] = field(default_factory=lambda: {"blocks": "num_layers"})
     """The parameters whose leaves have a leading axis of layers, from the input to the output: their name, and the
     field of the config with the number of layers. Empty: no such parameters."""
+    text_layers: str = "num_layers"
+    """The field of the config with the number of layers of the stack that reads a text."""
     layer_name: Callable[[int], str] = "layer_{}".format
     """The name of the parameters of a layer, counted from 0, where there are no `stacks`."""
     embeddings: str = "embeddings"
@@ -124,6 +126,10 @@ class Family:
         """Return the number of layers of a model, those of all stacks together."""
         fields = self.stacks.values() or ("num_layers",)
         return sum(getattr(config, name) for name in fields)
+
+    def num_text_layers(self, config: Any) -> int:
+        """Return the number of layers that read a text: of a model with a source, those of its encoder."""
+        return int(getattr(config, self.text_layers))
 
     def num_segments(self, config: Any) -> int:
         """Return the number of segments of a pair that a model tells apart."""

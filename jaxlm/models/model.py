@@ -212,8 +212,18 @@ class Model:
     ) -> Outputs:
         """Return the outputs for `inputs`. key: of dropout; None: evaluation. layers: return all layers' states."""
         rngs = None if key is None else {"dropout": key}
-        variables, carry = {"params": self._stacked(params["backbone"])}, _whole(carry)
+        variables, carry = self._variables(params), _whole(carry)
         found: Any = self.module.apply(variables, inputs, carry, train=key is not None, layers=layers, rngs=rngs)
+        return found
+
+    def read(self, params: Any, inputs: Inputs, *, layers: bool = False) -> Outputs:
+        """Return the outputs for texts: of a model with a source, those of its encoder, to which they are the source.
+
+        The module of such a model has a method `read` of inputs and `layers`. There is no dropout.
+        """
+        if not self.has_source:
+            return self(params, inputs, layers=layers)
+        found: Any = self.module.apply(self._variables(params), inputs, layers, method="read")
         return found
 
     def windowed_states(self, params: Any, inputs: Inputs, window: int, key: jax.Array | None = None) -> jax.Array:
@@ -270,11 +280,12 @@ class Model:
             return carry
         return jax.tree.map(lambda leaf: ByLayer(tuple(jnp.split(leaf, len(leaf)))), carry)
 
-    def _stacked(self, backbone: Any) -> Any:
-        """Return parameters of the backbone as the module reads them. See `by_layer`."""
+    def _variables(self, params: Any) -> dict[str, Any]:
+        """Return the parameters of the backbone as the module reads them. See `by_layer`."""
+        backbone = params["backbone"]
         split = {name: backbone[name] for name in self.family.stacks if isinstance(backbone[name], tuple)}
         # With all layers unrolled, XLA removes this together with the slices that follow.
-        return {**backbone, **{name: _joined(layers) for name, layers in split.items()}}
+        return {"params": {**backbone, **{name: _joined(layers) for name, layers in split.items()}}}
 
     def pool(self, params: Any, states: jax.Array) -> jax.Array:
         """Return the pooled representation (…, D) of sequences from the states (…, D) of their first tokens."""

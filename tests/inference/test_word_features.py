@@ -1,5 +1,7 @@
 """Features of words from other models: what they are, the files that keep them, and runs that read them."""
 
+import json
+
 import numpy as np
 import pytest
 import toy_encoder
@@ -10,6 +12,7 @@ import jaxlm
 from jaxlm import predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.inference.word_features import with_features, word_features
+from jaxlm.models.model import source_inputs
 from jaxlm.tasks import encode_examples
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.kinds.tags import Tagging
@@ -18,6 +21,7 @@ from jaxlm.text import tokenizer_from_spec
 toy_runs.COMMANDS["predict"] = predict.main
 TASK = Tagging(name="toy", labels=("O", "B-X", "I-X"))
 SENTENCES = ("bada zizi", "zizi", "bobo bada zizi bobo tutu")
+T5 = "--model.num-encoder-layers 2 --model.num-layers 1 --model.width 16 --model.num-heads 2 --model.head-width 8"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +35,65 @@ def runs(tmp_path_factory):
     ended = run_here("pretrain", "debug/elmo", "--run", elmo, "--data.store", store, "--num-steps", 2)
     assert ended.code == 0, ended.errors
     return {"bert": bert, "elmo": elmo, "store": store}
+
+
+@pytest.fixture(scope="module")
+def translators(runs, tmp_path_factory):
+    """A toy MT-LSTM and a toy T5, of one encoder layer more than decoder layers, after a step."""
+    place = tmp_path_factory.mktemp("translators")
+    rows = place / "rows.tsv"
+    rows.write_text("source\ttarget\n" + "bada zizi bobo\tbobo zizi bada\n" * 8)
+    words = ["--custom.train", rows, "--custom.dev", rows, "--tokenizer", f"store:{runs['store']}", "--num-epochs", 1]
+    words += "--task custom --custom.kind text --custom.text source --custom.label target --batch-size 8".split()
+    sizes = f"{T5} --model.vocab-size 0 --model.feed-forward-width 32 --length 16 --options.target-length 8"
+    for name, more in {"debug/mt_lstm": [], "finetune/t5": sizes.split()}.items():
+        ended = run_here("finetune", name, "--run", place / name.split("/")[1], *words, *more)
+        assert ended.code == 0, ended.errors
+    return {"mt_lstm": place / "mt_lstm", "t5": place / "t5"}
+
+
+def encoder_layers(run, text):
+    """Return the word vectors and the last states of the encoder alone, of the words of a text (2, words, width)."""
+    ids = [*run.tokenizer.encode(text), run.tokenizer.specials["end"]]
+    found = run.model.module.apply({"params": run.params["backbone"]}, source_inputs(np.array([ids])), method="encode")[
+        0
+    ]
+    last = found[-1] if isinstance(found, list) else found
+    backbone = run.params["backbone"]["embeddings"]
+    table = backbone["source_tokens" if "source_tokens" in backbone else "tokens"]
+    first = np.zeros_like(last[0])
+    first[:, : table.shape[1]] = table[np.array(ids)]
+    return np.stack([first, last[0]])[:, :-1]
+
+
+@pytest.mark.parametrize("name", ["mt_lstm", "t5"])
+def test_features_of_a_translator_are_its_encoders_states(runs, translators, name, tmp_path):
+    """The reference is the module's own encoder, for each sentence alone, which test_mt_lstm_parity and test_t5_parity
+    compare with others' code. Fails when the states are the decoder's, the sentence is read without its end or with
+    another's words, a direction is lost, or the command and the Python API read something else.
+    """
+    (features,) = word_features([f"{translators[name]}:0,-1"], "none")
+    mesh = make_mesh(MeshConfig())
+    with use_mesh(mesh):
+        found = with_features(encoded(runs["store"]), [features], mesh).features[0]
+    model = jaxlm.load(str(translators[name]))
+    wanted = [encoder_layers(model.run, text) for text in SENTENCES]
+    np.testing.assert_allclose(np.swapaxes(found, 0, 1), np.concatenate(wanted, axis=1), rtol=0, atol=1e-6)
+    assert features.shape == (2, model.run.model.config.width)
+
+    assert [len(states) for states in model.hidden_states(list(SENTENCES))] == [3] * 3
+    np.testing.assert_allclose(
+        model.embed([SENTENCES[0]], "last")[0], model.hidden_states([SENTENCES[0]])[0][-1, -1], rtol=0, atol=1e-6
+    )
+    (tmp_path / "lines.txt").write_text("\n".join(SENTENCES) + "\n")
+    command = ("--run", translators[name], "--input", tmp_path / "lines.txt", "--output", tmp_path / "out.jsonl")
+    ended = run_here("evaluate", "features", *command, "--layers", 0, 2)
+    assert ended.code == 0, ended.errors
+    for line, one in zip((tmp_path / "out.jsonl").read_text().splitlines(), wanted, strict=True):
+        tokens = json.loads(line)["features"][:-1]  # without the end
+        values = [[layer["values"] for layer in token["layers"]] for token in tokens]
+        np.testing.assert_allclose(np.swapaxes(values, 0, 1), one, rtol=0, atol=2e-6)
+    assert_one_line(run_here("evaluate", "features", *command, "--layers", 3), 2, "layers must be from -3 to 2, got 3")
 
 
 def encoded(store, sentences=SENTENCES):

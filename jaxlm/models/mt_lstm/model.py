@@ -115,6 +115,11 @@ class MTLSTM(nn.Module):
         after = None if carry is None else Decoding(end, source)
         return Outputs(states_BLD, _stacked(x_BLW, h_NBLD) if layers else None, after, None)
 
+    def read(self, source: Inputs, layers: bool = False) -> Outputs:
+        """Return the outputs of the encoder, CoVe's vectors. layers: the word vectors, and the states of each layer."""
+        (x_BSW, *hidden), _ = self.encode(source)
+        return Outputs(hidden[-1], _stacked(x_BSW, jnp.stack(hidden)) if layers else None, None, None)
+
     def encode(self, source: Inputs, train: bool = False) -> tuple[list[jax.Array], list[list[LSTMState]]]:
         """Return the word vectors and the states of each layer of the encoder (B, S, D), and the ends of each layer.
 

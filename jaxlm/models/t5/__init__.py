@@ -96,4 +96,5 @@ FAMILY = Family(
     layouts=("spans",),
     other_sizes={"num_encoder_layers": "encoder layers", "num_heads": "heads"},
     stacks={"encoder_blocks": "num_encoder_layers", "decoder_blocks": "num_layers"},
+    text_layers="num_encoder_layers",
 )

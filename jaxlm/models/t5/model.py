@@ -64,7 +64,7 @@ class T5(nn.Module):
         self.embeddings = Embeddings(config, execution)
         self.encoder_positions = RelativePositions(config, directions=2)
         self.encoder_blocks = stacked(
-            EncoderBlock, config, execution, in_axes=(every,) * 3, static=(4,), num_layers=config.num_encoder_layers
+            EncoderBlock, config, execution, in_axes=(every,) * 4, static=(4, 5), num_layers=config.num_encoder_layers
         )
         self.encoder_norm = RMSNorm(config.norm_eps)
         self.decoder_positions = RelativePositions(config, directions=1)
@@ -102,14 +102,28 @@ class T5(nn.Module):
         h_BLD = self._dropped(h_BLD, train)
         return Outputs(h_BLD, hidden, carry, table_VD)
 
+    def read(self, source: Inputs, layers: bool = False) -> Outputs:
+        """Return the outputs of the encoder. layers: the embeddings, and the states of each block, the last normed."""
+        states_BSD, layers_NBSD = self._encoded(source, False, layers)
+        hidden = None
+        if layers:
+            embedded_BSD, _ = self.embeddings(source.ids, False)
+            hidden = jnp.concatenate([embedded_BSD[None], layers_NBSD[:-1], states_BSD[None]])
+        return Outputs(states_BSD, hidden, None, None)
+
     def encode(self, source: Inputs, train: bool = False) -> tuple[jax.Array, jax.Array]:
         """Return the states of the encoder (B, S, D) and the segments of the source (B, S)."""
+        states_BSD, _ = self._encoded(source, train, False)
+        segments_BS = jnp.ones_like(source.ids) if source.segments is None else source.segments
+        return states_BSD, segments_BS
+
+    def _encoded(self, source: Inputs, train: bool, layers: bool) -> tuple[jax.Array, jax.Array | None]:
+        """Return the states of the encoder (B, S, D), and the outputs of its blocks if they are asked for."""
         x_BSD, _ = self.embeddings(source.ids, train)
         length = source.ids.shape[1]
         bias_BHSS = self.encoder_positions(np.arange(length)[None, :, None] - np.arange(length))
-        x_BSD, _ = self.encoder_blocks(x_BSD, bias_BHSS, source.segments, train)
-        segments_BS = jnp.ones_like(source.ids) if source.segments is None else source.segments
-        return self._dropped(self.encoder_norm(x_BSD), train), segments_BS
+        x_BSD, layers_NBSD = self.encoder_blocks(x_BSD, bias_BHSS, source.segments, train, layers)
+        return self._dropped(self.encoder_norm(x_BSD), train), layers_NBSD
 
     def _dropped(self, h_BLD: jax.Array, train: bool) -> jax.Array:
         key = self.make_rng("dropout") if train else None
@@ -255,7 +269,7 @@ class EncoderBlock(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, x_BSD, bias_BHSS, segments_BS, train: bool):
+    def __call__(self, x_BSD, bias_BHSS, segments_BS, train: bool, keep: bool):
         config, execution = self.config, self.execution
         key = self.make_rng("dropout") if train else None
         attention = Attention(config, execution, name="attention")
@@ -270,7 +284,7 @@ class EncoderBlock(nn.Module):
         x_BSD = x_BSD + branch(a_BSD, 1)
         n_BSD = RMSNorm(config.norm_eps, name="feed_forward_norm")(x_BSD)
         x_BSD = x_BSD + branch(feed_forward(n_BSD, fold(key, 2)), 3)
-        return constrain(x_BSD, STATES), None
+        return constrain(x_BSD, STATES), x_BSD if keep else None
 
 
 class DecoderBlock(nn.Module):
