@@ -1,8 +1,9 @@
 """Import and export published models: `python -m jaxlm.convert import hf:PATH --run RUN`, `… export RUN --to hf:PATH`.
 
 import creates a run directory from a published model, which serves as the start of other runs. export writes a run as a
-directory that Hugging Face's `from_pretrained` loads, with tokenizer and model card, or an ELMo as its published files,
-elmo:PATH. Both directions use every tensor exactly once. --verify compares with the outputs of the other program.
+directory that Hugging Face's `from_pretrained` loads, with tokenizer and model card, an ELMo as its published files,
+elmo:PATH, or the encoder of an MT-LSTM as CoVe's, cove:FILE.safetensors. Both directions use every tensor exactly once.
+--verify compares with the outputs of the other program.
 """
 
 from typing import Annotated, Any

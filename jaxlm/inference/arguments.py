@@ -163,7 +163,7 @@ class ImportArguments:
 
     source: tyro.conf.Positional[str]
     """Directory of the model's files, hf:PATH, openai:PATH, google:PATH or elmo:PATH; or hf:NAME, from the Hugging Face
-    Hub."""
+    Hub; or cove:FILE.safetensors, with word vectors in GloVe's text format beside it, FILE.txt."""
     run: str
     """Run directory to create, local or gs://BUCKET/RUN."""
     verify: bool = False
@@ -179,12 +179,13 @@ class ImportArguments:
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Write a run as a model directory of Hugging Face, or as ELMo's files."""
+    """Write a run as a model directory of Hugging Face, or as ELMo's or CoVe's files."""
 
     run: tyro.conf.Positional[str]
     """A run: RUN or RUN@STEP."""
     to: str
-    """hf:PATH or elmo:PATH, a directory that does not exist yet. elmo: options.json and weights.hdf5, of an ELMo."""
+    """hf:PATH or elmo:PATH, a directory that does not exist yet. elmo: options.json and weights.hdf5, of an ELMo.
+    cove:FILE.safetensors: the encoder of an MT-LSTM, and its word vectors in FILE.txt."""
     weights: Weights = "average"
     """average: the average or the best parameters, if the run has them. raw: the parameters of the last step."""
     verify: bool = False

@@ -17,7 +17,7 @@ from jaxlm.hub import check_push, model_directory, push
 from jaxlm.inference.arguments import ExportArguments, ImportArguments
 from jaxlm.inference.loaded_run import LoadedRun, load_run, published_config, with_columns
 from jaxlm.inference.token_outputs import IdRows, activations
-from jaxlm.interop import elmo
+from jaxlm.interop import cove, elmo
 from jaxlm.interop.cards import About, model_card
 from jaxlm.interop.huggingface import planned_export, write_export
 from jaxlm.interop.published import Published
@@ -44,12 +44,12 @@ def import_model(arguments: ImportArguments) -> None:
                 f"--unanswerable must be off for {published.architecture}, which answers no questions; leave it out"
             )
         published = replace(published, task=replace(published.task, no_answer=True))
-    if arguments.verify and build(published.model).token_characters:
-        raise InputError(f"--verify must be off for {arguments.source}, which reads no ids; leave it out")
     if arguments.verify:
         of_hf = arguments.source.startswith("hf:")
         location = arguments.source.partition(":")[2]
         directory = model_directory(location) if of_hf else Path(location).expanduser()
+        if build(published.model).token_characters or not directory.is_dir():
+            raise InputError(f"--verify must be off for {arguments.source}, which has no reference; leave it out")
         _verify(published, directory, published.architecture if of_hf else "", published.tokenizer)
     resolved = _resolved(published, arguments.custom)
     count = sum(leaf.size for leaf in published.leaves.values())
@@ -121,7 +121,7 @@ def _verify(
 def export_model(
     run: str | Path, *, to: str | Path, verify: bool = False, changes: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a run as a model directory of Hugging Face, which `from_pretrained` loads, or as `elmo:DIR`.
+    """Write a run as a model directory of Hugging Face, which `from_pretrained` loads, or as `elmo:DIR` or `cove:FILE`.
 
     The same as `convert export`.
 
@@ -148,16 +148,16 @@ def export_run(arguments: ExportArguments, say: Callable[[str], None] = print) -
     """Write a run in the format that `--to` names; return the directory."""
     kind, _, location = arguments.to.partition(":")
     if kind not in EXPORTS or not location:
-        raise InputError(f"--to must be hf:PATH or elmo:PATH, a directory for the files, got {arguments.to}")
+        raise InputError(
+            "--to must be hf:PATH or elmo:PATH, a directory for the files, or cove:FILE.safetensors, got "
+            f"{arguments.to}"
+        )
     return EXPORTS[kind](arguments, Path(location).expanduser(), say)
 
 
 def _export_elmo(arguments: ExportArguments, target: Path, say: Callable[[str], None]) -> Path:
     """Write the backbone of an ELMo as options and weights."""
-    given: dict[str, Any] = {"verify": arguments.verify, "push": arguments.push, "private": arguments.private}
-    given |= {"license": arguments.license, "language": arguments.language, "datasets": arguments.datasets}
-    if wrong := [name for name, value in given.items() if value]:
-        raise InputError(f"--{wrong[0]} must be left out for {arguments.to}, got {given[wrong[0]]}; it is for hf:PATH")
+    _check_no_model_card(arguments)
     run = load_run(arguments.run, weights=arguments.weights)
     saved = RunDirectory(run.path).config.get("published") or {}
     leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}
@@ -168,6 +168,27 @@ def _export_elmo(arguments: ExportArguments, target: Path, say: Callable[[str], 
     if dropped := sorted(set(leaves) - set(kept)):
         say(f"  left out, as its files have none: {', '.join(dropped)}")
     return target
+
+
+def _export_cove(arguments: ExportArguments, target: Path, say: Callable[[str], None]) -> Path:
+    """Write the encoder of an MT-LSTM, or a network over words, with its word vectors beside it."""
+    _check_no_model_card(arguments)
+    run = load_run(arguments.run, weights=arguments.weights)
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(run.params).items()}
+    if not cove.write_export(target, run.model.config, leaves, run.tokenizer):
+        say(f"{target} is complete: it has this export; nothing to do")
+    kept = {rule.leaf for rule in cove.rules(run.model.config)}
+    say(f"{target}: CoVe, {sum(leaves[name].size for name in kept):,} parameters")
+    say(f"  the word vectors are apart, those of the tokenizer's pieces, in {target.with_suffix(cove.VECTORS)}")
+    return target
+
+
+def _check_no_model_card(arguments: ExportArguments) -> None:
+    """Raise InputError for options of a directory of Hugging Face."""
+    given: dict[str, Any] = {"verify": arguments.verify, "push": arguments.push, "private": arguments.private}
+    given |= {"license": arguments.license, "language": arguments.language, "datasets": arguments.datasets}
+    if wrong := [name for name, value in given.items() if value]:
+        raise InputError(f"--{wrong[0]} must be left out for {arguments.to}, got {given[wrong[0]]}; it is for hf:PATH")
 
 
 def _export_huggingface(arguments: ExportArguments, target: Path, say: Callable[[str], None]) -> Path:
@@ -221,4 +242,4 @@ def _export_huggingface(arguments: ExportArguments, target: Path, say: Callable[
     return target
 
 
-EXPORTS = {"hf": _export_huggingface, "elmo": _export_elmo}
+EXPORTS = {"hf": _export_huggingface, "elmo": _export_elmo, "cove": _export_cove}

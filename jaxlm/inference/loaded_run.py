@@ -255,11 +255,11 @@ def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
     """Return the config of a run that would have trained a published model."""
     if published.task is not None:
         return FinetuneConfig(published.model, length=published.longest and published.trained_length)
-    family = family_of(published.model)
-    objective: Any = OBJECTIVES[family.objectives(published.model)[0]]()
-    data: Any = MEMBERS[family.layouts[0]]()
+    family, pretraining = family_of(published.model), {}
+    if objectives := family.objectives(published.model):  # a network over words has none
+        pretraining = {"objective": OBJECTIVES[objectives[0]](), "data": MEMBERS[family.layouts[0]]()}
     length = published.trained_length if family.positions is not None else published.longest or UNBOUNDED_ROW
-    return PretrainConfig(published.model, objective=objective, data=data, length=length)
+    return PretrainConfig(published.model, length=length, **pretraining)
 
 
 def split_run(path_spec: str | Path) -> tuple[Path | str, int | None]:

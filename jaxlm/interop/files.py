@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,40 +96,19 @@ class Info:
 
 
 class TensorFiles:
-    """The tensors of a directory, by name; each is read on request.
+    """The tensors of safetensors files, by name; each is read on request.
 
-    Raises InputError, one line, if there are none, if a file is damaged or missing, and for pickles, which are programs
-    and never loaded.
+    Raises InputError, one line, if a file is damaged or missing.
     """
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-        single, index = directory / FILE, directory / INDEX
-        if single.is_file():
-            self.files = [single]
-        elif index.is_file():
-            self.files = [directory / name for name in sorted(set(_weight_map(index).values()))]
-        elif pickles := sorted(directory.glob("pytorch_model*.bin")):
-            # With transformers' classes a file could lose tensors: AutoModel has no output layer.
-            raise InputError(
-                f"{pickles[0]} must be safetensors, got a pickle, which is a program that runs when it is loaded; "
-                "convert its tensors, which runs nothing of it, with "
-                'python -c "import glob, torch; from safetensors.torch import save_file; '
-                f"save_file({{k: v.clone() for f in glob.glob('{directory}/pytorch_model*.bin') "
-                f"for k, v in torch.load(f, 'cpu', weights_only=True).items()}}, '{directory}/{FILE}')\""
-            )
-        else:
-            raise InputError(f"{directory} has no {FILE} (or {INDEX}); give the directory of a model")
+    def __init__(self, files: Sequence[Path]):
+        self.files = files
         self.infos: dict[str, Info] = {}
         for file in self.files:
             for name, info in self._headers(file).items():
                 if name in self.infos:
                     raise InputError(f"{file}: tensor {name} is also in {self.infos[name].file.name}")
                 self.infos[name] = info
-        if index.is_file() and not single.is_file():
-            missing = sorted(set(_weight_map(index)) - set(self.infos))
-            if missing:
-                raise InputError(f"{index} names {missing[0]}, which is in none of its files; download them again")
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor in the file's own type."""
@@ -154,6 +133,39 @@ class TensorFiles:
             raise InputError(f"{file} is missing, though {INDEX} names it; download it again") from None
         except (SafetensorError, OSError, ValueError) as error:
             raise InputError(f"{file} is damaged or not a safetensors file ({error}); download it again") from error
+
+
+def directory_tensors(directory: Path) -> TensorFiles:
+    """Return the tensors of a directory: those of FILE, or of the files that INDEX names.
+
+    InputError, one line, if there are none, if a file is damaged or missing, and for pickles, which are programs and
+    never loaded.
+    """
+    single, index = directory / FILE, directory / INDEX
+    if single.is_file():
+        return TensorFiles([single])
+    if index.is_file():
+        places = _weight_map(index)
+        found = TensorFiles([directory / name for name in sorted(set(places.values()))])
+        if missing := sorted(set(places) - set(found.infos)):
+            raise InputError(f"{index} names {missing[0]}, which is in none of its files; download them again")
+        return found
+    if pickles := sorted(directory.glob("pytorch_model*.bin")):
+        raise not_a_pickle(pickles[0], directory / "pytorch_model*.bin", single)
+    raise InputError(f"{directory} has no {FILE} (or {INDEX}); give the directory of a model")
+
+
+def not_a_pickle(file: Path, pattern: Path, target: Path) -> InputError:
+    """Return the error for pickles, with a command that converts their tensors. pattern: of all files of the model.
+
+    With transformers' classes a file could lose tensors: AutoModel has no output layer.
+    """
+    return InputError(
+        f"{file} must be safetensors, got a pickle, which is a program that runs when it is loaded; convert its "
+        'tensors, which runs nothing of it, with python -c "import glob, torch; from safetensors.torch import '
+        f"save_file; save_file({{k: v.clone() for f in glob.glob('{pattern}') "
+        f"for k, v in torch.load(f, 'cpu', weights_only=True).items()}}, '{target}')\""
+    )
 
 
 @dataclass(frozen=True)

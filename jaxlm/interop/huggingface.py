@@ -30,6 +30,7 @@ from jaxlm.interop.files import (
     FILE,
     FLOATS,
     TensorFiles,
+    directory_tensors,
     files_fingerprint,
     read_object,
     write_directory,
@@ -61,7 +62,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
     """
     values = read_object(directory / "config.json")
     name = str(directory / "config.json")
-    files = TensorFiles(directory)
+    files = directory_tensors(directory)
     model = model_from_config(values, name, files.infos)
     exchange = EXCHANGES[values["model_type"]]
     names, tied = exchange.modern_names(sorted(files.infos))

@@ -162,7 +162,7 @@ def planned_tensors(rules: Sequence[Rule], leaves: Mapping[str, Any], model: Any
 
 @dataclass(frozen=True)
 class Published:
-    """A model that was read from `hf:DIR`, `openai:DIR`, `google:DIR` or `elmo:DIR`.
+    """A model that was read from `hf:DIR`, `openai:DIR`, `google:DIR`, `elmo:DIR` or `cove:FILE`.
 
     leaves: our path -> float32 array, `backbone/…` and `head/…`. dtype: safetensors' name of the type in the files.
     architecture: Hugging Face's class for it. task: the task of a fine-tuned model's head, with the label names of its

@@ -2,8 +2,8 @@
 
 GPT-1 (openai/finetune-transformer-lm, train.py:404-417): `params_0.npy` … `params_9.npy`, concatenated, hold the arrays
 with the shapes in `params_shapes.json`: positions before tokens, then twelve arrays per layer. GPT-2 (openai/gpt-2):
-`hparams.json` and `model.ckpt`. BERT (google-research/bert): `bert_config.json`, `vocab.txt` and a checkpoint. ELMo:
-see `jaxlm/interop/elmo.py`.
+`hparams.json` and `model.ckpt`. BERT (google-research/bert): `bert_config.json`, `vocab.txt` and a checkpoint. ELMo
+and CoVe: see `jaxlm/interop/elmo.py` and `cove.py`.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 from jaxlm.errors import InputError
 from jaxlm.files import open_regular
 from jaxlm.hub import NAME, model_directory
-from jaxlm.interop import elmo, huggingface
+from jaxlm.interop import cove, elmo, huggingface
 from jaxlm.interop.exchange import EXCHANGES, model_from_config, parts_of
 from jaxlm.interop.files import Bundle, Info, files_fingerprint, read_json, read_object
 from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes, read_leaves
@@ -125,8 +125,14 @@ def read_google(directory: Path, spec: str, case: Case = "auto") -> Published:
     )
 
 
-_READERS = {"hf:": huggingface.read, "openai:": read_openai, "google:": read_google, "elmo:": elmo.read}
-KINDS = tuple(_READERS)
+_READERS = {
+    "hf:": huggingface.read,
+    "openai:": read_openai,
+    "google:": read_google,
+    "elmo:": elmo.read,
+}
+_FILE_READERS = {"cove:": cove.read}
+KINDS = (*_READERS, *_FILE_READERS)
 
 
 class _Transposed:
@@ -156,16 +162,20 @@ def tokenizer_spec(start: str, model: Any) -> str:
 
 
 def read_published(spec: str, case: Case = "auto") -> Published:
-    """Return the model that `spec` names: one of KINDS and a directory, or hf: and the name of a model on the Hub.
+    """Return the model that `spec` names: one of KINDS and a directory or file, or hf: and a name on the Hub.
 
     InputError, one line, if it is unreadable. case: whether a WordPiece vocabulary keeps the case of text; auto: from
     the files next to it.
     """
     kind, colon, location = spec.partition(":")
-    if kind + colon not in _READERS:
+    if kind + colon not in KINDS:
         here = f"write hf:{spec}" if Path(spec).is_dir() else "write hf:DIR"
         raise InputError(f"a published model must begin with one of {', '.join(KINDS)}, got {spec}; {here}")
     directory = model_directory(location) if kind == "hf" else Path(location).expanduser()
+    if kind + colon in _FILE_READERS:
+        if not directory.is_file():
+            raise InputError(f"{spec}: {location or 'nothing'} is not a file; give the file of a model")
+        return _FILE_READERS[kind + colon](directory, spec, case)
     if not location or not directory.is_dir():
         raise InputError(f"{spec}: {location or 'nothing'} is not a directory; give the directory of a model's files")
     return _READERS[kind + colon](directory, spec, case)

@@ -43,6 +43,11 @@ def train_characters(texts: Iterable[str], size: int, minimum_count: int = 1) ->
     return _lookup(_most_frequent(counts, size, minimum_count), words=False)
 
 
+def listed_words(words: Sequence[str]) -> LibraryTokenizer:
+    """Return the vocabulary of `<unk>`, the end of a document, and these words, in their order."""
+    return _lookup([word for word in words if word not in (UNKNOWN, END)], words=True)
+
+
 def bytes_tokenizer() -> LibraryTokenizer:
     """Return the vocabulary of the 256 bytes and the end of a document, 257 ids."""
     from tokenizers import Tokenizer as Library

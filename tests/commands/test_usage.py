@@ -34,7 +34,7 @@ from jaxlm.training.config import FinetuneConfig, PretrainArguments, PretrainCon
         ),
         (
             ["convert", "import", "nc/mytexts", "--run", "r"],
-            "must begin with one of hf:, openai:, google:, elmo:, got nc/mytexts",
+            "must begin with one of hf:, openai:, google:, elmo:, cove:, got nc/mytexts",
         ),
     ],
 )
