@@ -2,7 +2,8 @@
 
 Prompts are padded to a bucket of lengths and run once, as rows of one batch. Their caches are then copied for every
 sample or beam, and a step of fixed shape, compiled once, adds one token to each row. Padding has no effect: its keys
-are at positions after the decoded one, which are masked, and are overwritten when decoding reaches them.
+are at positions after the decoded one, which are masked, and are overwritten when decoding reaches them. The prompt of
+a model with a source, the mark that begins a target, is not padded: a recurrent decoder takes a step per position.
 
 `CachedModel` holds the parts that the strategies of `jaxlm.inference.strategies` have in common.
 """
@@ -149,7 +150,9 @@ class CachedModel:
         starts = self.starts([len(prompt.ids) for prompt in prompts])
         windows = [prompt.ids[start:] for prompt, start in zip(prompts, starts, strict=True)]
         lengths_B = np.array([len(ids) for ids in windows], np.int32)
-        ids_BP = np.zeros((len(prompts), self._bucket(lengths_B.max())), np.int32)
+        smallest = 1 if self.model.has_source else SMALLEST_BUCKET
+        bucket = length_bucket(lengths_B.max(), self.positions, smallest=smallest)
+        ids_BP = np.zeros((len(prompts), bucket), np.int32)
         seen_BV = None if self.repetition_penalty == 1 else np.zeros((len(prompts), self.vocabulary), np.bool_)
         for row, ids in enumerate(windows):
             ids_BP[row, : len(ids)] = ids

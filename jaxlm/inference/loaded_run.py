@@ -255,7 +255,8 @@ def published_config(published: Published) -> PretrainConfig | FinetuneConfig:
     """Return the config of a run that would have trained a published model."""
     if published.task is not None:
         return FinetuneConfig(published.model, length=published.longest and published.trained_length)
-    family, pretraining = family_of(published.model), {}
+    family = family_of(published.model)
+    pretraining: dict[str, Any] = {}
     if objectives := family.objectives(published.model):  # a network over words has none
         pretraining = {"objective": OBJECTIVES[objectives[0]](), "data": MEMBERS[family.layouts[0]]()}
     length = published.trained_length if family.positions is not None else published.longest or UNBOUNDED_ROW

@@ -179,9 +179,16 @@ def _model_of(tensors: TensorFiles, file: Path) -> BiLSTMConfig:
             f"{', '.join(sorted(shapes)[:4]) or 'no tensors'}; give the file of CoVe's encoder"
         )
     (_, words), (_, units) = first
-    sizes = {"num_layers": layers, "width": 2 * units, "units": (units,) * layers, "word_width": words}
     model = BiLSTMConfig(
-        vocab_size=1, character_width=0, projected=False, embedding_dropout_rate=0.0, dropout_rate=0.0, **sizes
+        vocab_size=1,
+        word_width=words,
+        character_width=0,
+        num_layers=layers,
+        width=2 * units,
+        units=(units,) * layers,
+        projected=False,
+        embedding_dropout_rate=0.0,
+        dropout_rate=0.0,
     )
     model.check()
     return model

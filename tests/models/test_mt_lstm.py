@@ -14,8 +14,9 @@ from parity.check import frozen
 from test_mt_lstm_parity import parts
 from toy import assert_trees_close
 
+from jaxlm.inference.arguments import Sampling
 from jaxlm.inference.decoding import CachedModel, Prompt
-from jaxlm.inference.strategies import BeamSearch
+from jaxlm.inference.strategies import BeamSearch, Sampler
 from jaxlm.models import build
 from jaxlm.models.model import Inputs, source_inputs
 from jaxlm.models.mt_lstm import MTLSTMConfig
@@ -92,6 +93,33 @@ def test_a_beam_that_keeps_all_texts_finds_the_best_one():
             scores[ids] = of[np.arange(len(ids)), ids].sum() / len(ids)
         best = max(scores, key=scores.get)
         assert tuple(found[0].tokens) == best and found[0].score == pytest.approx(scores[best], rel=1e-5)
+
+
+def test_a_prompt_of_one_token_is_read_in_one_step():
+    """Greedy texts against whole passes over ever longer targets. Fails when the mark that begins a target is padded,
+    or the state after it is another one; a prompt of three tokens is padded to four.
+    """
+    model, params, batch = parts("two")
+    rows = [batch.source[row][batch.source_segments[row] > 0].tolist() for row in range(3)]
+    cached, most = CachedModel(model, params), 6
+    for begin in ([1], [1, 4, 2]):
+        prompts = [Prompt(begin, most, number, source) for number, source in enumerate(rows)]
+        assert cached.padded(prompts)[0].ids_BP.shape == (3, len(begin) if len(begin) == 1 else 4)
+        found = np.stack([ids[:, 0] for ids in Sampler(cached, Sampling(temperature=0.0))(prompts)], axis=1)
+
+        @jax.jit
+        def scores(ids, source):
+            inputs = Inputs(ids, jnp.zeros_like(ids), source=source_inputs(source))
+            outputs = model(params, inputs)
+            return model.logits(params, outputs.states, outputs.output)
+
+        for row, source in enumerate(rows):
+            text, length = list(begin), len(begin) + most
+            for _ in range(most):
+                at = len(text) - 1
+                ids = np.array([text + [0] * (length - len(text))], np.int32)
+                text.append(int(np.argmax(scores(ids, np.array([source]))[0, at])))
+            assert text[len(begin) :] == found[row].tolist()
 
 
 def test_a_step_needs_the_carry_alone():

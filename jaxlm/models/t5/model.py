@@ -117,8 +117,8 @@ class T5(nn.Module):
         segments_BS = jnp.ones_like(source.ids) if source.segments is None else source.segments
         return states_BSD, segments_BS
 
-    def _encoded(self, source: Inputs, train: bool, layers: bool) -> tuple[jax.Array, jax.Array | None]:
-        """Return the states of the encoder (B, S, D), and the outputs of its blocks if they are asked for."""
+    def _encoded(self, source: Inputs, train: bool, layers: bool) -> tuple[jax.Array, Any]:
+        """Return the states of the encoder (B, S, D), and with `layers` the outputs of its blocks (N, B, S, D)."""
         x_BSD, _ = self.embeddings(source.ids, train)
         length = source.ids.shape[1]
         bias_BHSS = self.encoder_positions(np.arange(length)[None, :, None] - np.arange(length))
