@@ -1,7 +1,8 @@
 """ELMo's language model against its authors' code: AllenNLP 0.9.0 (residual, all layers, gradients), and bilm-tf.
 
 tests/golden/elmo_parity.npz is written by tests/parity/freeze_elmo.py in float64 with the modules of AllenNLP as they
-were released. Published vectors of bilm-tf's own test, ten batches with a carried state, are compared with real data.
+were released, and elmo_steps_parity.npz by freeze_elmo_steps.py with PyTorch's LSTM and Adagrad. Published vectors of
+bilm-tf's own test, ten batches with a carried state, are compared with real data.
 """
 
 import jax
@@ -9,15 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from parity import elmo_case as case
-from parity.check import frozen
+from parity.check import WHY, assert_frozen, frozen
 
+from jaxlm.config import load_config
+from jaxlm.data.batch import Batch
 from jaxlm.models.elmo import FAMILY, ELMoConfig
 from jaxlm.models.elmo.model import empty_state
 from jaxlm.models.model import Inputs, Model
 from jaxlm.nn.config import Execution
 from jaxlm.nn.recurrence import LSTMState
 from jaxlm.nn.sampled_softmax import Sample, SampledOutput
+from jaxlm.objectives.bidirectional_lm import bidirectional_language_model
+from jaxlm.runs.trees import named_leaves
 from jaxlm.text.characters import PADDING, character_ids
+from jaxlm.training.config import PretrainConfig
+from jaxlm.training.optimizer import make_optimizer
+from jaxlm.training.step import make_train_step, new_state, settings_of
 
 SIZES = case.Sizes()
 CONFIG = ELMoConfig(
@@ -118,3 +126,69 @@ def test_the_loss_over_a_sample_is_that_of_allennlp(name):
     for part, gradient in zip(("table", "bias", "states"), gradients, strict=True):
         value = wanted[f"{name}_{part}"].reshape(gradient.shape)
         np.testing.assert_allclose(gradient, value, rtol=1e-4, atol=1e-5, err_msg=part)
+
+
+def batch_of(given: dict[str, np.ndarray], way: str, backward: Batch | None = None) -> Batch:
+    targets = given[f"{way}_targets"]
+    positions = np.tile(np.arange(targets.shape[1], dtype=np.int32), (len(targets), 1))
+    ones, zeros = np.ones(targets.shape, np.float32), np.zeros_like(targets)
+    return Batch(zeros, targets, positions, None, ones, characters=given[way], backward=backward)
+
+
+def test_ten_steps_of_adagrad_are_those_of_pytorch():
+    """The optimizer is that of pretrain/elmo. Fails when the sums of Adagrad begin at 0 or a constant is added to them,
+    the gradient is clipped before the loss is multiplied, a state is not carried, or the forget gate's 1 is trained.
+    """
+    training, wanted = case.Training(), frozen("elmo_steps")
+    sizes, recipe = training.sizes, load_config("pretrain/elmo", PretrainConfig)
+    config = ELMoConfig(
+        vocab_size=training.vocab_size,
+        num_layers=sizes.num_layers,
+        width=2 * sizes.projection,
+        units=sizes.units,
+        filters=sizes.filters,
+        character_width=sizes.character_width,
+        num_characters=sizes.num_characters,
+        num_highways=sizes.num_highways,
+        cell_clip=sizes.cell_clip,
+        projection_clip=sizes.projection_clip,
+        dropout_rate=0.0,
+        negatives=0,
+    )
+    model = Model(FAMILY, config, Execution(dtype="float32"))
+    head = case.make_softmax_layer(training, 7)
+    params = {"backbone": case.to_tree(case.make_tensors(sizes, 5), sizes), "head": {"classifier": head}}
+    params = jax.tree.map(jnp.asarray, params)
+    assert recipe.objective.scale == training.scale and recipe.optimizer.clip_norm == training.clip_norm
+
+    def init(key):
+        return {"backbone": model.init(key), "head": model.output_layer.init(key)}
+
+    optimizer = make_optimizer(recipe.optimizer, jax.eval_shape(init, jax.random.key(0)))
+    objective = bidirectional_language_model(model, scale=training.scale)
+    step = jax.jit(make_train_step(objective, optimizer))
+    state, settings = (
+        new_state(params, optimizer, 0, empty_state(config, training.rows)),
+        settings_of(recipe.optimizer, training.steps),
+    )
+    losses, norms = [], []
+    for given in case.make_training_batches(training, 6):
+        state, metrics = step(state, batch_of(given, "forward", batch_of(given, "backward")), settings)
+        losses.append(float(metrics["nll"]))
+        norms.append(float(metrics["gradient_norm"]))
+    np.testing.assert_allclose(losses, wanted["steps"]["loss"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(norms, wanted["steps"]["norm"], rtol=1e-4)
+    assert min(norms) < training.clip_norm < max(norms) and losses[-1] < losses[0]
+    found = named_leaves(state.params["backbone"]) | named_leaves(state.params["head"])
+    assert found.keys() == wanted["after"].keys()
+    for name, value in wanted["after"].items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parity
+def test_the_script_gives_the_frozen_steps():
+    """Fails when the statement in tests/parity was changed and the file was not written again."""
+    pytest.importorskip("torch", reason=WHY)
+    from parity import elmo_torch
+
+    assert_frozen("elmo_steps", elmo_torch.answers(case.Training()))

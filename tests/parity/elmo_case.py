@@ -162,3 +162,57 @@ def expected_count(ids: np.ndarray, sizes: Softmax) -> np.ndarray:
     """Return the probability that an id arrives within `time` if id i arrives at the log-uniform rate."""
     rate = (np.log(np.float64(ids) + 2) - np.log(np.float64(ids) + 1)) / np.log(sizes.vocab_size + 1)
     return 1 - np.exp(-rate * sizes.time)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of training: B rows of L words of each direction, of a vocabulary of V, on `sizes` without clips."""
+
+    vocab_size: int = 11
+    rows: int = 3
+    length: int = 4
+    steps: int = 10
+    learning_rate: float = 0.2
+    clip_norm: float = 10.0
+    scale: float = 20.0  # of the loss
+    sizes: Sizes = Sizes(num_layers=2, num_highways=1, cell_clip=0.0, projection_clip=0.0)
+
+
+def make_softmax_layer(training: Training, seed: int) -> dict[str, np.ndarray]:
+    """Return the table (V, P) and the bias (V,) of the output layer."""
+    rng, p = np.random.default_rng(seed), training.sizes.projection
+    return {
+        "kernel": (0.5 * rng.standard_normal((training.vocab_size, p))).astype(np.float32),
+        "bias": rng.standard_normal(training.vocab_size).astype(np.float32),
+    }
+
+
+def make_training_batches(training: Training, seed: int) -> list[dict[str, np.ndarray]]:
+    """Return for each step what both directions read, `forward` and `backward`, characters (B, L, C), and the targets.
+
+    A word's characters follow from its id, so that there is something to learn.
+    """
+    rng, c = np.random.default_rng(seed), training.sizes.num_characters
+    spelling = rng.integers(0, 256, (training.vocab_size, c))
+    spelling[:, 0], spelling[:, -1] = 258, 259
+    batches = []
+    for _ in range(training.steps):
+        batch = {}
+        for way in ("forward", "backward"):
+            ids = np.cumsum(rng.integers(1, 3, (training.rows, training.length + 1)), axis=1) % training.vocab_size
+            batch[way], batch[f"{way}_targets"] = spelling[ids[:, :-1]].astype(np.int32), ids[:, 1:].astype(np.int32)
+        batches.append(batch)
+    return batches
+
+
+def training_leaves(training: Training) -> dict[str, np.ndarray]:
+    """Return the parameters before the first step by their paths in jaxlm's backbone, and those of the output layer."""
+
+    def flat(tree: dict, path: str = "") -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for name, leaf in tree.items():
+            found |= flat(leaf, f"{path}{name}/") if isinstance(leaf, dict) else {path + name: leaf}
+        return found
+
+    tree = to_tree(make_tensors(training.sizes, seed=5), training.sizes)
+    return flat(tree | {"classifier": make_softmax_layer(training, seed=7)})
