@@ -160,7 +160,8 @@ def _check(model: Any, file: Path) -> None:
         raise InputError(f"--to must be cove:FILE{SUFFIX}, got cove:{file}; change the name")
     plain = model.kind == "mt_lstm"
     if isinstance(model, BiLSTMConfig):
-        plain = not (model.projected or model.character_width or model.feature_shapes)
+        others = (model.projected, model.character_width, model.feature_shapes, model.input_feed_forward_width)
+        plain = not any(others)
     if not plain:
         raise InputError(
             f"model must be an MT-LSTM, or a network over words with word vectors alone and without projections, for "
