@@ -2,7 +2,8 @@
 
     python launch/systems/probe.py --run runs/systems/gpt --data ner/wnut17 --output probe.json
 
-The features of a word are the states of its last token, given the sentence. Scikit-learn's logistic regression predicts
+The features of a word are the states of its last token, given the sentence; of a model with a source, those of its
+encoder. Scikit-learn's logistic regression predicts
 the word's tag from them; the metric is F1 of exact entities on the test file. The same probe of the token embeddings
 shows what a word gives without its sentence. Each seed trains on another random four fifths of the sentences.
 """
@@ -32,28 +33,37 @@ def word_states(model: jaxlm.LoadedModel, sentences: Sequence[TaggedSentence]) -
 
     A word without tokens has those of the word before it; words after the longest input of the model are zero.
     """
-    tokenizer = model.run.tokenizer
-    around = [model.run.tokenizer.specials[role] for role in ("cls", "sep")] if not model.run.model.is_causal else []
-    width = model.run.model.config.width
-    found = []
+    width, found = model.run.model.config.width, []
     for start in range(0, len(sentences), BATCH):
-        some = sentences[start : start + BATCH]
-        rows, ends = [], []
-        for sentence in some:
-            ids, last = around[:1], []
-            for number, word in enumerate(sentence.tokens):
-                ids = ids + tokenizer.encode(f" {word}" if number else word)
-                last.append(len(ids) - 1)
-            rows.append([*ids, *around[1:]][: model.length])
-            ends.append(last)
-        states = model.hidden_states([row or [0] for row in rows])
-        for of_row, row, last in zip(states, rows, ends, strict=True):
-            features = np.zeros((2, len(last), width), np.float32)
-            for word, at in enumerate(last):
-                if len(around[:1]) <= at < len(row):
-                    features[:, word] = of_row[[0, -1], at, :width]  # wider layers pad the others with zeros
+        rows, places = rows_of(model, sentences[start : start + BATCH])
+        for states, of_words in zip(model.hidden_states(rows), places, strict=True):
+            features = np.zeros((2, len(of_words), width), np.float32)
+            for word, at in enumerate(of_words):
+                if 0 <= at < states.shape[1]:
+                    features[:, word] = states[[0, -1], at, :width]  # wider layers pad the others with zeros
             found.append(features)
     return np.concatenate(found, axis=1)
+
+
+def rows_of(model: jaxlm.LoadedModel, sentences: Sequence[TaggedSentence]) -> tuple[list, list[list[int]]]:
+    """Return what a model reads for each sentence, and the place of each word's last token in it, or -1.
+
+    ELMo reads words. Others read ids: an encoder's between CLS and SEP, those of a source before its end.
+    """
+    if model.run.model.token_characters:
+        return [" ".join(one.tokens) for one in sentences], [list(range(len(one.tokens))) for one in sentences]
+    tokenizer, specials, built = model.run.tokenizer, model.run.tokenizer.specials, model.run.model
+    after = [specials["end"]] if built.has_source else [] if built.is_causal else [specials["sep"]]
+    before = [] if built.has_source or built.is_causal else [specials["cls"]]
+    rows, places = [], []
+    for sentence in sentences:
+        ids, last = list(before), []
+        for number, word in enumerate(sentence.tokens):
+            ids = ids + tokenizer.encode(f" {word}" if number else word)
+            last.append(len(ids) - 1 if len(ids) > len(before) else -1)
+        rows.append([*ids, *after][: model.length] or [0])
+        places.append(last)
+    return rows, places
 
 
 def probe(states: np.ndarray, sentences, test_states: np.ndarray, test_sentences, seed: int) -> float:

@@ -13,6 +13,7 @@ import toy_encoder
 import toy_run
 from documents import parse
 from staged_checkout import REPOSITORY, run_staged, staged_checkout
+from toy_runs import make_word_stores, run_here
 
 import jaxlm
 from jaxlm.tasks.examples import TaggedSentence
@@ -206,6 +207,30 @@ def test_an_encoder_reads_whole_sentences(models):
     (whole,) = model.hidden_states([" ".join(words)])
     assert whole.shape[1] == 2 + len(words)
     np.testing.assert_allclose(found[1], whole[-1, 1:-1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_words_of_elmo_and_of_a_source(tmp_path):
+    """Against the states of the sentence as a text, whose words are tokens of their own.
+
+    Fails when ELMo's words are read as ids, when a source lacks its end, which the backward layers read first, or when
+    a place is shifted.
+    """
+    store, _ = make_word_stores(tmp_path)
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("source\ttarget\n" + "bada zizi bobo\tbobo zizi bada\n" * 8)
+    words = f"--custom.train {rows} --custom.dev {rows} --task custom --custom.kind text --custom.text source".split()
+    words += f"--custom.label target --batch-size 8 --num-epochs 1 --tokenizer store:{store}".split()
+    assert run_here("finetune", "debug/mt_lstm", "--run", tmp_path / "mt_lstm", *words).code == 0
+    elmo = ["--run", tmp_path / "elmo", "--data.store", store, "--num-steps", 2]
+    assert run_here("pretrain", "debug/elmo", *elmo).code == 0
+    sentence = TaggedSentence(("bobo", "bada", "zizi"))
+    for name in ("elmo", "mt_lstm"):
+        model = jaxlm.load(str(tmp_path / name))
+        (states,) = model.hidden_states([" ".join(sentence.tokens)])
+        found = script("probe").word_states(model, [sentence])
+        np.testing.assert_allclose(found, states[[0, -1], :3], rtol=1e-5, atol=1e-6)
+        assert np.abs(found[1, 0] - found[1, 1]).max() > 1e-3
 
 
 def test_the_probe_finds_entities_that_the_features_name():
