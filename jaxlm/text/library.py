@@ -176,7 +176,8 @@ def _word_rules(scheme: dict[str, Any], vocabulary: Iterable[str]) -> dict[str, 
     """Return the arguments of LibraryTokenizer that a scheme decides: how it splits texts and marks words."""
     kinds, splits = _kinds(scheme), scheme["pre_tokenizer"] or {}
     patterns = ({"Regex": r"\n|\S+"}, {"Regex": r"[\s\S]"})  # of `units`: no match depends on what precedes it
-    is_lookup = kinds == [None, "Split", "WordLevel"] and splits["pattern"] in patterns
+    is_lookup = kinds[1:] == ["Split", "WordLevel"] and splits["pattern"] in patterns
+    is_lookup = is_lookup and kinds[0] in (None, "Lowercase")
     is_bytes = kinds == [None, "ByteLevel", "BPE"] and not scheme["model"]["merges"]
     is_bytes = is_bytes and splits["add_prefix_space"] is False
     can_split = kinds == _BERT or _is_gpt2(scheme) or is_lookup or is_bytes

@@ -10,6 +10,7 @@ from jaxlm.text.events import PERFORMANCE
 from jaxlm.text.published import load_tokenizer, published_tokenizer, wordpiece_tokenizer
 from jaxlm.text.tokenizer import DESCRIPTION, BackwardTokenizer, Tokenizer
 from jaxlm.text.units import bytes_tokenizer
+from jaxlm.text.word_vectors import vectors_tokenizer
 from jaxlm.text.wordpiece import Case
 from jaxlm.wording import did_you_mean
 
@@ -17,6 +18,7 @@ COUNTED = ("words", "characters")  # vocabularies of what is frequent
 TRAINED = ("train-sentencepiece", "train-wordpiece", *COUNTED)
 SPECS = (
     "bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR (of a store or a run), "
+    "vectors:FILE (the words of word vectors in GloVe's text format), "
     "events:performance or events:multitrack (of music), "
     "backward:TOKENIZER (the ids of another one in reverse order)"
 )
@@ -53,6 +55,8 @@ def tokenizer_from_spec(spec: str, case: Case = "auto", *, trains: bool = False)
         return found
     if case != "auto":
         raise InputError(f"wordpiece_case must be auto for tokenizer {spec!r}, got {case}; leave --wordpiece-case out")
+    if kind == "vectors":
+        return vectors_tokenizer(str(path))
     if kind == "gpt1":
         tokenizer = bpe.GPT1Tokenizer.from_directory(path)
         tokenizer.require_packages()

@@ -44,8 +44,12 @@ def train_characters(texts: Iterable[str], size: int, minimum_count: int = 1) ->
 
 
 def listed_words(words: Sequence[str]) -> LibraryTokenizer:
-    """Return the vocabulary of `<unk>`, the end of a document, and these words, in their order."""
-    return _lookup([word for word in words if word not in (UNKNOWN, END)], words=True)
+    """Return the vocabulary of `<unk>`, the end of a document, and these words, in their order.
+
+    If no word has a capital letter, text is read in lower case.
+    """
+    units = [word for word in words if word not in (UNKNOWN, END)]
+    return _lookup(units, words=True, lower_case=all(word == word.lower() for word in units))
 
 
 def bytes_tokenizer() -> LibraryTokenizer:
@@ -89,9 +93,9 @@ def _most_frequent(counts: Counter[str], size: int, minimum_count: int) -> list[
     return [unit for _, unit in ranked[: size - _SPECIALS]]
 
 
-def _lookup(units: Sequence[str], *, words: bool) -> LibraryTokenizer:
-    """Return the vocabulary of `<unk>`, END and units, in this order."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
+def _lookup(units: Sequence[str], *, words: bool, lower_case: bool = False) -> LibraryTokenizer:
+    """Return the vocabulary of `<unk>`, END and units, in this order. lower_case: True to lower-case texts."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Library
 
     units = (UNKNOWN, END, *units)
@@ -101,6 +105,8 @@ def _lookup(units: Sequence[str], *, words: bool) -> LibraryTokenizer:
         library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token=UNKNOWN))
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
         library.decoder = decoders.Fuse()
+    if lower_case:
+        library.normalizer = normalizers.Lowercase()
     return build_json(library.to_str().encode(), _ROLES, f"the vocabulary of {'words' if words else 'characters'}")
 
 
