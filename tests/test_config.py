@@ -15,7 +15,9 @@ from jaxlm.data.config import DataConfig, Packed, SentencePairs, Streams, Window
 from jaxlm.distributed.mesh import MeshConfig
 from jaxlm.errors import InputError
 from jaxlm.finetuning.arguments import kept_value
+from jaxlm.models import ModelConfig
 from jaxlm.models.bert import BertConfig
+from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.gpt import GPTConfig
 from jaxlm.nn.config import Adaptive, Execution
 from jaxlm.objectives.config import MaskedLM
@@ -366,6 +368,15 @@ def test_a_run_over_streams_without_resets_reads_as_before():
     saved = resolved_json(PretrainConfig(data=Streams(store=("a",))), {})
     del saved["data"]["reset_probability"]
     assert from_json(DataConfig, completed(saved)["data"]) == Streams(store=("a",), reset_probability=0.0)
+
+
+def test_a_saved_model_gets_the_fields_of_its_own_family():
+    """Fails when a network over words of before is refused, or another family's model gets a field of it."""
+    for model, norm in ((BiLSTMConfig(), "none"), (GPTConfig(), None)):
+        saved = resolved_json(FinetuneConfig(model=model), {})
+        saved["model"].pop("feature_norm", None)
+        found = completed(saved)["model"]
+        assert found.get("feature_norm") == norm and from_json(ModelConfig, found) == model
 
 
 def test_a_derived_value_stays_what_the_run_has_saved():

@@ -52,7 +52,8 @@ class TaskArguments(DataArguments):
     start: str | None = None
     """A run to start from (RUN or RUN@STEP). Default: from scratch."""
     tokenizer: str | None = None
-    """Tokenizer of a new run: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR."""
+    """Tokenizer of a new run: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR, or
+    vectors:FILE, the words of a file of word vectors."""
     unlabelled: str | None = None
     """Sentences without tags for --head cross_view, whose batches alternate with labelled ones. FILE: sentences as the
     task's. lines:FILE: a sentence in each line. rest: the rows that --sample leaves out. Default: none."""
@@ -69,6 +70,9 @@ class FinetuneArguments(TaskArguments):
     """Number of runs, each with a seed of its own: `seed`, `seed` + 1, ..."""
     learning_rates: tuple[NotNegative, ...] = ()
     """Learning rates to try instead of optimizer.peak_lr. The one with the best mean on dev is reported."""
+    word_vectors: str | None = None
+    """File of word vectors in GloVe's text format, with which the words of a run from scratch begin. Its width is that
+    of the model's. A word is found by its spelling, else in lower case; others begin at random. Default: all do."""
     beyond_length: bool = False
     """Use positions of the start's table that were never trained. The limit is the task's length, or --length."""
     keep: Literal["best", "all"] = "best"

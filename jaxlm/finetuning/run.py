@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxlm import tasks
 from jaxlm.compiler.memory import check_batch_memory, check_state_memory
 from jaxlm.config import field_of_flag, load_config, of_call, to_json, with_fields
+from jaxlm.data.arrays import file_sha256
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, Stopped, as_flags, names_arguments
@@ -24,6 +25,7 @@ from jaxlm.finetuning import results
 from jaxlm.finetuning.arguments import FinetuneArguments, filled, kept_value
 from jaxlm.finetuning.trial import UNLABELLED, Trial, TrialContext, make_programs
 from jaxlm.finetuning.trials import run_trials
+from jaxlm.finetuning.word_vectors import read_vectors, vector_notes, with_width_of
 from jaxlm.inference.word_features import WordFeatures, first_features, with_features, word_features
 from jaxlm.models import build, family_of, with_vocabulary
 from jaxlm.models.heads import HEADS
@@ -35,6 +37,7 @@ from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskData, TaskOption
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.unlabelled import read_unlabelled
 from jaxlm.text import Tokenizer, tokenizer_from_spec
+from jaxlm.text.word_vectors import WordVectors
 from jaxlm.training import start
 from jaxlm.training.config import (
     FinetuneConfig,
@@ -65,6 +68,7 @@ def run_finetuning(
     start: str | Path | None = None,
     tokenizer: str | None = None,
     unlabelled: str | None = None,
+    word_vectors: str | Path | None = None,
     seeds: int = 1,
     learning_rates: Sequence[float] = (),
     keep: Literal["best", "all"] = "best",
@@ -92,6 +96,7 @@ def run_finetuning(
       start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
       tokenizer: Tokenizer of a run from scratch: hf:DIR, store:DIR, ….
       unlabelled: Sentences without tags for the head `cross_view`: a file, lines:FILE, or `rest`.
+      word_vectors: A file of word vectors in GloVe's text format, with which the words of a run from scratch begin.
       seeds: Number of runs, each with a seed of its own.
       learning_rates: Learning rates to try. The one with the best mean on dev is reported.
       keep: Keep the parameters of the run that is best on dev, or of all runs.
@@ -159,8 +164,8 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     run, task, source = RunDirectory(arguments.run), planned.task, planned.source
     trials = [Trial(config.seed + number, rate) for rate in planned.rates for number in range(arguments.seeds)]
     resolved = _resolved(arguments, planned, config)
-    moved = ("task_dir", "start", "unlabelled", "custom.train", "custom.dev", "custom.test")  # fingerprints cover them
-    free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)
+    moved = ("task_dir", "start", "unlabelled", "word_vectors", "custom.train", "custom.dev", "custom.test")
+    free = (*run_fields(config.optimizer), "members_per_group", "with_inputs", *moved)  # fingerprints cover `moved`
     changed = run.open(resolved, run_fields=free)
     with run, use_mesh(mesh):
         if (summary := first_process_decides(lambda: results.read_results(run))) is not None:
@@ -188,7 +193,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             log.warning("%s", warning)
         selection, keep = selection_rows(planned, encoded), arguments.keep
         shared = run, config, resolved, num_steps, planned.batch_size, task, encoded, source, mesh, observer
-        context = TrialContext(*shared, planned.tokenizer, selection, keep)
+        context = TrialContext(*shared, planned.tokenizer, selection, keep, planned.vectors)
         programs = make_programs(context)
         check_state_memory(programs.program.abstract, ())  # frozen parameters have no gradients
         if (said := _unfreezing_note(context, programs.program.optimizer.last_stage)) is not None:
@@ -225,6 +230,7 @@ class Plan:
     rates: tuple[float, ...]
     notes: tuple[str, ...]
     features: tuple[WordFeatures, ...] = ()
+    vectors: WordVectors | None = None
 
 
 def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
@@ -235,6 +241,10 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         if arguments.tokenizer is not None:
             raise InputError(
                 f"--tokenizer must be left out with --start, got {arguments.tokenizer}; the start has its own tokenizer"
+            )
+        if arguments.word_vectors is not None:
+            raise InputError(
+                f"--word-vectors must be left out with --start, got {arguments.word_vectors}; the start has its own"
             )
         source = start.source_of(arguments.run, arguments.start)
         tokenizer = source.tokenizer
@@ -259,6 +269,10 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     # A published model's table may have more rows than its tokenizer has ids.
     rows = tokenizer.size if source is None else max(tokenizer.size, source.model.vocab_size)
     config = replace(config, model=with_vocabulary(config.model, rows))
+    vectors = None
+    if arguments.word_vectors is not None:
+        vectors = read_vectors(arguments.word_vectors, config, tokenizer, given)
+    config = with_width_of(vectors, config)
     features = word_features(config.word_features, arguments.run)
     if features:
         config = replace(config, model=replace(config.model, feature_shapes=tuple(one.shape for one in features)))
@@ -280,8 +294,9 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         *notes_on_length(config, length, source, paper, task),
         *weight_notes(task),
         *_unused(config, task),
+        *vector_notes(vectors, config),
     )
-    return Plan(config, length, batch_size, task, data, unlabelled, tokenizer, source, rates, notes, features)
+    return Plan(config, length, batch_size, task, data, unlabelled, tokenizer, source, rates, notes, features, vectors)
 
 
 def unlabelled_rows(spec: str | None, config: FinetuneConfig, task: Task, data: TaskData) -> Split | None:
@@ -418,6 +433,7 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
             "unlabelled": None
             if planned.unlabelled is None
             else TaskData({UNLABELLED: planned.unlabelled}).fingerprint(),
+            "word_vectors": None if arguments.word_vectors is None else file_sha256(Path(arguments.word_vectors)),
             "start": None if source is None else source.fingerprint,
         }
         | ({"word_features": [one.source.fingerprint for one in planned.features]} if planned.features else {}),
@@ -432,6 +448,7 @@ def _resolved(arguments: FinetuneArguments, planned: Plan, config: FinetuneConfi
         "as_text": arguments.as_text,
         "sample": arguments.sample,
         "unlabelled": arguments.unlabelled,
+        "word_vectors": arguments.word_vectors,
         "with_inputs": arguments.with_inputs,
         "seeds": arguments.seeds,
         "learning_rates": list(planned.rates),

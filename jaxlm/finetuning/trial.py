@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxlm.finetuning.word_vectors import with_vectors
 from jaxlm.inference.prediction import split_predictor
 from jaxlm.inference.split_prediction import SplitPredictor
 from jaxlm.models import family_of
@@ -18,6 +19,7 @@ from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
 from jaxlm.tasks import AlternatingBatches, Encoded, Predicted, Size, Task, TrainBatches, training_batches
 from jaxlm.text import Tokenizer
+from jaxlm.text.word_vectors import WordVectors
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.initialization import fresh_pooler, with_parameters
 from jaxlm.training.program import CompiledStep, Program, make_program, run_settings
@@ -54,7 +56,8 @@ class TrialContext:
     """The context that all trials of a run share.
 
     resolved: the values of config.json, among them the next two. encoded: the rows of each split, and the unlabelled
-    ones under UNLABELLED. selection: the rows of `task.selects` that evaluations during training use.
+    ones under UNLABELLED. selection: the rows of `task.selects` that evaluations during training use. vectors: those
+    of the words with which a run from scratch begins, if a file gives some.
     """
 
     run: RunDirectory
@@ -70,6 +73,7 @@ class TrialContext:
     tokenizer: Tokenizer
     selection: Encoded
     keep: Literal["best", "all"] = "best"
+    vectors: WordVectors | None = None
 
     def replaces(self, step: int, metrics: dict[str, float], before: dict[str, float]) -> bool:
         """Return True if new parameters replace the ones before: with `select last`, those of the last step only.
@@ -195,6 +199,8 @@ def started_state(context: TrialContext, programs: Programs, seed: int) -> tuple
     saw the ids, where the original initializes them afresh (section 3.2; train.py:410).
     """
     fresh, config = programs.program.fresh_state(seed), context.config
+    if context.vectors is not None:
+        return with_vectors(fresh, context.vectors, config.model), []
     if context.source is None:
         return fresh, []
     learner: Any = programs.program.learner

@@ -6,7 +6,7 @@ A family is a folder, `models/NAME/`. Its `__init__.py` holds the config, the pu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxlm.errors import InputError
 from jaxlm.ranges import checked
@@ -47,6 +47,13 @@ def check_filters(filters: tuple[tuple[int, int], ...], characters: int) -> None
         )
 
 
+class WordTable(NamedTuple):
+    """The table with a vector of each word. parameter: its path in the backbone. width: the field of its width."""
+
+    parameter: str
+    width: str
+
+
 @dataclass(frozen=True, eq=False)  # compared by identity, so that models can be hashed
 class Family:
     """A model family: its properties for the rest of the program.
@@ -80,6 +87,8 @@ class Family:
     (`Inputs.characters`); None: they read ids."""
     features: str | None = None
     """The field of the config with the shapes of features of words; None: its models read no features."""
+    word_vectors: WordTable | None = None
+    """The table of the words that its models read, which a file of word vectors can give; None: there is none."""
     sentence_marks: tuple[str, str] | None = None
     """The words before and after a sentence, which its models read and give no outputs for; None: there are none."""
     other_sizes: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ with its mean reduction: the weight of a batch is the sum of the weights of its 
 example have the loss of BCEWithLogitsLoss.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +16,7 @@ from jaxlm.models.heads.crf import TaggedScores
 from jaxlm.models.heads.head import Head, of_choices
 from jaxlm.models.model import Model, Outputs
 from jaxlm.nn.layers import STATISTICS, SUMS, moved
+from jaxlm.nn.scalar_mix import mix_penalty
 from jaxlm.objectives.objective import Objective, Sums, cross_entropy
 
 ABSENT = -1e30  # score of an absent choice: finite, with an exp of 0
@@ -268,3 +269,26 @@ def task_objective(
 
     coefficients = {"task_loss": 1.0} | ({"language_model_loss": auxiliary_lm} if auxiliary_lm else {})
     return Objective(dict(coefficients), weights, sums, update_statistics=update_statistics)
+
+
+def with_mix_penalty(objective: Objective, coefficient: float) -> Objective:
+    """Return the objective, with those of other batches, with the term `mix_penalty`; see `mix_penalty`.
+
+    The penalty does not depend on the rows of a batch. Each row has a part of it, so that those of micro-batches add up
+    to one.
+    """
+
+    def weights(batch: Any) -> Sums:
+        return objective.weights(batch) | {"mix_penalty": jnp.sum(batch.weights)}
+
+    def sums(params: Any, batch: Any, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
+        found, carry = objective.sums(params, batch, carry, key)
+        return found | {"mix_penalty": jnp.sum(batch.weights) * mix_penalty(params)}, carry
+
+    return replace(
+        objective,
+        coefficients=objective.coefficients | {"mix_penalty": coefficient},
+        weights=weights,
+        sums=sums,
+        others={kind: with_mix_penalty(other, coefficient) for kind, other in objective.others.items()},
+    )

@@ -5,10 +5,11 @@ does not import JAX.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxlm.data.config import MEMBERS
+from jaxlm.models import DEFAULT_MODEL, FAMILIES
 
 TrackerKind = Literal["wandb", "mlflow", "trackio"]
 
@@ -28,6 +29,10 @@ ADDED_OPTIONS: dict[str, Any] = {
     "select": "last",
     "loss_per": "token",
     "word_features": [],
+    "word_vectors": None,
+    "freeze_words": False,
+    "mix_penalty": 0.0,
+    "model.feature_norm": "none",
     "ema_of": "after",
     "views": ["full", "forwards", "backwards", "future", "past"],
     "unlabelled_dropout_rate": 0.2,
@@ -41,10 +46,9 @@ ADDED_OPTIONS: dict[str, Any] = {
     "model.input_feed_forward_dropout_rate": 0.5,
     "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
 }
-# A field that runs of earlier versions have in the models that have such an option now.
-BESIDE = {"model.input_feed_forward_width": "feature_shapes", "model.input_feed_forward_dropout_rate": "feature_shapes"}
 # The same for all fields.
-ADDED_FIELDS = {"fingerprints.validation": None, "fingerprints.unlabelled": None} | ADDED_OPTIONS
+ADDED_FIELDS = dict.fromkeys(f"fingerprints.{name}" for name in ("validation", "unlabelled", "word_vectors"))
+ADDED_FIELDS |= ADDED_OPTIONS
 
 
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,14 +67,18 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config with missing options filled in with the values that the run used."""
     values = upgraded(config)
     data, model = values.get("data"), values.get("model")
-    layout = MEMBERS.get(str(data.get("layout"))) if isinstance(data, dict) else None
+    kinds = {"data": MEMBERS.get(str(data.get("layout"))) if isinstance(data, dict) else None}
+    if isinstance(model, dict) and (family := FAMILIES.get(model.get("kind", DEFAULT_MODEL.kind))):
+        kinds["model"] = family.config
     for name, before in ADDED_OPTIONS.items():
-        part, _, field = name.partition(".")
-        if part == "data" and not hasattr(layout, field):  # a layout has no fields of another one
-            continue
-        if name not in BESIDE or (isinstance(model, dict) and BESIDE[name] in model):
+        part, *fields = name.split(".")
+        if part not in kinds or fields[0] in _fields(kinds[part]):  # a layout or a model has no fields of another one
             values = _with_missing(values, name.split("."), before)
     return values
+
+
+def _fields(kind: type | None) -> Collection[str]:
+    return getattr(kind, "__dataclass_fields__", ())
 
 
 def _with_missing(values: Mapping[str, Any], name: Sequence[str], value: Any) -> dict[str, Any]:
@@ -86,6 +94,7 @@ def _with_missing(values: Mapping[str, Any], name: Sequence[str], value: Any) ->
 CONTENTS = {
     "fingerprints.task_data": "the training files have changed",
     "fingerprints.unlabelled": "the unlabelled sentences have changed",
+    "fingerprints.word_vectors": "the word vectors have changed",
     "fingerprints.stores": "the token stores hold another text",
     "fingerprints.validation": "the validation stores hold another text, and training depends on their losses",
     "fingerprints.tokenizer": "the tokenizer is another one",

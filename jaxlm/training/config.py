@@ -254,6 +254,9 @@ class FinetuneConfig(RunConfig):
     word_features: tuple[str, ...] = ()
     """RUN or RUN:LAYERS …, models whose states a network over words reads beside the words, with LAYERS as 0,1,2; 0 are
     the embeddings, -1 is the last layer. Default: all layers. Their states are computed once and do not change."""
+    mix_penalty: NotNegative = 0.0
+    """Coefficient, in the loss, of the sum of the squares of the weights of each mix of layers before their softmax
+    (ELMo's lambda, 0.001 there): with --word-features, and with --features weighted_…. 0: none."""
     backprop_window: Natural = 0
     """Tokens after which the gradient ends, for a model that carries a state: a text is read in windows of this length,
     each from the state that the one before left (ULMFiT's BPT3C). 0: the gradient flows through the whole text."""
@@ -264,6 +267,9 @@ class FinetuneConfig(RunConfig):
     given."""
     freeze_embeddings: bool = False
     """Keep the embeddings fixed, with the rows of special tokens that the start lacks."""
+    freeze_words: bool = False
+    """Keep the table of word vectors fixed, as with --word-vectors (CoVe). Words without a vector keep their first
+    values too. Default: it is trained."""
     unfreeze: Literal["all", "gradual"] = "all"
     """all: train the whole model from the first step. gradual: train the head in the first epoch, and one more layer
     from the top in each later epoch, the embeddings last. The optimizer's moments are reset with each (ULMFiT)."""
@@ -310,12 +316,17 @@ class FinetuneConfig(RunConfig):
             (self.auxiliary_lm, "backprop_window", 0, "with auxiliary_lm"),
             (self.frozen, "freeze_layers", 0, "with frozen, which fixes the whole model"),
             (self.frozen, "freeze_embeddings", False, "with frozen, which fixes the whole model"),
+            (family.word_vectors is None, "freeze_words", False, f"for {title}, which has no table of word vectors"),
+            (self.frozen, "freeze_words", False, "with frozen, which fixes the whole model"),
+            (self.freeze_embeddings, "freeze_words", False, "with freeze_embeddings, which fixes them too"),
             (self.frozen, "unfreeze", "all", "with frozen, which fixes the whole model"),
             (self.frozen, "optimizer.layer_decay", 1.0, "with frozen, which fixes the whole model"),
         ):
             keep_default(self, applies, name, default, reason, *fix)
         self._check_head(family)
         keep_default(self, family.features is None, "word_features", (), f"for {title}, which reads none")
+        mixes = self.word_features or self.features.startswith("weighted")
+        keep_default(self, not mixes, "mix_penalty", 0, "without word_features", "give --word-features too")
         if not family.stacks and (kept or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"

@@ -225,6 +225,7 @@ def layer_groups(
     decay: float = 1.0,
     frozen_layers: int = 0,
     freeze_embeddings: bool = False,
+    freeze_words: bool = False,
     gradual: bool = False,
 ) -> tuple[ParameterGroup, ...]:
     """Return groups for a learning rate that falls from layer to layer, for frozen layers and for gradual unfreezing.
@@ -233,11 +234,14 @@ def layer_groups(
     The parameters above the last layer, heads among them, have the full learning rate, layer n of N, counted from 1,
     has it times decay^-(N + 1 - n), and the embeddings, the layer 0, times decay^-(N + 1) (Howard and Ruder, 2018,
     section 3.2, with 2.6; Clark et al., 2020, appendix B, with 1 / 0.8). frozen_layers: the number of first layers to
-    freeze. gradual: the last layer stages to train in stage 1, the one below in stage 2, and so on, with the embeddings
-    after the lowest trained layer (section 3.3 of Howard and Ruder).
+    freeze. freeze_words: True to freeze the table of word vectors. gradual: the last layer stages to train in stage 1,
+    the one below in stage 2, and so on, with the embeddings after the lowest trained layer (section 3.3 of Howard and
+    Ruder).
     """
+    table = family.word_vectors if freeze_words else None
+    words = () if table is None else (ParameterGroup(f"backbone/{table.parameter}", 0.0),)
     if decay == 1.0 and not frozen_layers and not freeze_embeddings and not gradual:
-        return ()
+        return words
     num_layers = family.num_layers(config)
     rates = [decay ** (depth - num_layers - 1) for depth in range(num_layers + 1)]
     rates[1 : frozen_layers + 1] = [0.0] * frozen_layers
@@ -247,7 +251,7 @@ def layer_groups(
     if gradual:
         for stage, depth in enumerate((depth for depth in reversed(range(num_layers + 1)) if rates[depth]), start=1):
             stages[depth] = stage
-    groups = [ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], stages[0])]
+    groups = [*words, ParameterGroup(f"backbone/{family.embeddings}/.*", rates[0], stages[0])]
     if not family.stacks:
         names = map(family.layer_name, range(num_layers))
         layers = zip(names, rates[1:], stages[1:], strict=True)

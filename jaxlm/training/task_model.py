@@ -20,7 +20,14 @@ from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATISTICS
 from jaxlm.objectives.cross_view import with_unlabelled
 from jaxlm.objectives.objective import Objective
-from jaxlm.objectives.task import LOSSES, TaskLoss, outputs_and_vectors, task_objective, task_outputs
+from jaxlm.objectives.task import (
+    LOSSES,
+    TaskLoss,
+    outputs_and_vectors,
+    task_objective,
+    task_outputs,
+    with_mix_penalty,
+)
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.learner import TaskLearner
@@ -83,6 +90,8 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     )
     if head.auxiliary:
         objective = with_unlabelled(objective, model, head, config.unlabelled_dropout_rate)
+    if config.mix_penalty:
+        objective = with_mix_penalty(objective, config.mix_penalty)
     family = model.family
     return HeadLearner(
         model=model,
@@ -109,6 +118,7 @@ def _groups(config: FinetuneConfig, head: Head) -> tuple[ParameterGroup, ...]:
         decay=config.optimizer.layer_decay,
         frozen_layers=config.freeze_layers,
         freeze_embeddings=config.freeze_embeddings,
+        freeze_words=config.freeze_words,
         gradual=config.unfreeze == "gradual",
     )
 

@@ -66,6 +66,7 @@ def make_text_learner(config: FinetuneConfig, task: Task, execution: Execution) 
             decay=config.optimizer.layer_decay,
             frozen_layers=config.freeze_layers,
             freeze_embeddings=config.freeze_embeddings,
+            freeze_words=config.freeze_words,
         ),
         task=task,
         growing=(*(f"backbone/{name}" for name in family.vocabulary_leaves), "head/.*"),

@@ -2,17 +2,21 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import toy_encoder
 import toy_runs
+from flax import linen as nn
 from toy_runs import assert_one_line, make_word_stores, run_here
 
 import jaxlm
 from jaxlm import predict
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.inference.word_features import with_features, word_features
-from jaxlm.models.model import source_inputs
+from jaxlm.models import build
+from jaxlm.models.bilstm import BiLSTMConfig
+from jaxlm.models.model import Inputs, source_inputs
 from jaxlm.tasks import encode_examples
 from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.kinds.tags import Tagging
@@ -165,6 +169,53 @@ def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
     trained = [line for line in toy_encoder.lines(tmp_path / "run" / "predictions.jsonl") if line["split"] == "dev"]
     again = toy_encoder.lines(tmp_path / "out.jsonl")
     assert [line["prediction"] for line in trained] == [line["prediction"] for line in again]
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_classes_of_texts_from_features_and_a_penalty(runs, tmp_path):
+    """Fails when rows of one text lose their features, when the head reads padding, or when the penalty is not in the
+    loss, is that of a part of the micro-batches, or is not a mean over weights of 0 at first.
+    """
+    files = toy_encoder.make_files(tmp_path / "files", "classification")
+    penalty, tokenizer = 0.5, f"store:{runs['store']}"
+    command = toy_encoder.arguments(tmp_path / "run", files, "classification", "--tokenizer", tokenizer)
+    command[0] = "debug/bilstm"
+    more = ("--head", "concat_pooling", "--word-features", runs["elmo"], "--mix-penalty", penalty, "--micro-batches", 2)
+    ended = run_here("finetune", *command, *more)
+    assert ended.code == 0, ended.errors
+    losses, penalties = (toy_runs.metrics(tmp_path / "run", name) for name in ("task_loss", "mix_penalty"))
+    for step, loss in toy_runs.metrics(tmp_path / "run").items():
+        assert loss == pytest.approx(losses[step] + penalty * penalties[step], rel=1e-5)
+    weights = np.asarray(jaxlm.load(str(tmp_path / "run")).params["backbone"]["embeddings"]["mix_0"]["weights"])
+    assert penalties[1] == 0 < penalties[8] < 2 * np.sum(weights**2) < 8 * penalties[8]
+    ended = run_here(
+        *("predict", "--run", tmp_path / "run", "--input", files / "dev.jsonl", "--output", tmp_path / "out.jsonl")
+    )
+    assert ended.code == 0, ended.errors
+    trained = [line for line in toy_encoder.lines(tmp_path / "run" / "predictions.jsonl") if line["split"] == "dev"]
+    for before, again in zip(trained, toy_encoder.lines(tmp_path / "out.jsonl"), strict=True):
+        assert before["prediction"] == again["prediction"]
+        assert again["scores"] == pytest.approx(before["scores"], abs=1e-5)
+
+
+def test_normed_features_keep_no_scale_and_no_padding():
+    """Fails when features are not normed, by each layer over the real words of all rows, or the norm reads padding."""
+    sizes = {"vocab_size": 7, "word_width": 2, "character_width": 0, "width": 4, "units": (3, 3)}
+    model = build(BiLSTMConfig(**sizes, feature_norm="batch", feature_shapes=((2, 3),)))
+    rng, lengths = np.random.default_rng(0), np.array([4, 1, 3])
+    real = np.arange(4) < lengths[:, None]
+    features = rng.standard_normal((3, 4, 2, 3)).astype(np.float32)
+    ids, positions = rng.integers(7, size=(3, 4)), np.broadcast_to(np.arange(4), (3, 4))
+    params = {"backbone": nn.unbox(model.init(jax.random.key(0)))}
+
+    def states(features):
+        return model(params, Inputs(ids, positions, real.astype(np.int32), features=(features,))).states
+
+    found = states(features)
+    layers = np.array([[3.0], [0.2]], np.float32)  # a scale of each
+    np.testing.assert_allclose(states(features * layers + 5), found, atol=1e-5)
+    np.testing.assert_allclose(states(np.where(real[..., None, None], features, 9.0)), found, atol=1e-6)
+    assert not np.allclose(states(features * np.float32([1, 2, 3])), found, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,24 @@ def boxed():
     return jax.tree.map(box, AXES, SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.word_vectors])
+def test_words_are_frozen_alone_and_without_moments(name):
+    """Fails when another table is frozen, when one of them trains, or has a moment."""
+    family = FAMILIES[name]
+    config = dataclasses.replace(next(iter(family.sizes.values())), vocab_size=9)
+    model = build(config)
+    boxes = jax.eval_shape(lambda: {"backbone": model.init(jax.random.key(0))})
+    groups = layer_groups(family, config, freeze_words=True)
+    rules = jax.tree_util.tree_leaves_with_path(parameter_rules(boxes, groups))
+    frozen = [jax.tree_util.keystr(path, simple=True, separator="/") for path, rule in rules if rule.frozen]
+    assert frozen == [f"backbone/{family.word_vectors.parameter}"]
+    for kind in ("adamw", "sgd"):
+        optimizer = make_optimizer(OptimizerConfig(kind=kind, momentum=0.9 if kind == "sgd" else 0.0), boxes, groups)
+        moments = jax.tree_util.tree_leaves_with_path(jax.eval_shape(optimizer.transformation.init, nn.unbox(boxes)))
+        found = {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in moments}
+        assert any("layer_0" in path for path in found) and not any(frozen[0] in path for path in found)
+
+
 def random_tree(rng):
     return jax.tree.map(
         lambda s: rng.standard_normal(s).astype(np.float32), SHAPES, is_leaf=lambda s: isinstance(s, tuple)

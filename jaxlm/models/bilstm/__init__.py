@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family, FamilyConfig, check_filters
+from jaxlm.models.family import Family, FamilyConfig, WordTable, check_filters
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, Positive
 
@@ -27,6 +27,9 @@ class BiLSTMConfig(FamilyConfig):
     """Width and number of the filters of each convolution over the characters of a word."""
     feature_shapes: tuple[tuple[Count, Count], ...] = ()
     """Layers and width of the features of each run in --word-features, from which it is set."""
+    feature_norm: Literal["none", "batch"] = "none"
+    """Norm of each layer of --word-features before they are added. batch: mean 0 and variance 1 over all real words of
+    a batch (bilm-tf), on which the outputs then depend."""
     input_feed_forward_width: Natural = 0
     """Width of a linear layer with a ReLU between the vectors of the words and the first layer. 0: none."""
     num_layers: Count = 2
@@ -90,6 +93,7 @@ FAMILY = Family(
     layouts=(),
     characters="num_characters",
     features="feature_shapes",
+    word_vectors=WordTable("embeddings/tokens", "word_width"),
     other_sizes={"units": "units"},
     keeps_output_layer=False,
     stacks={},

@@ -20,7 +20,7 @@ from jaxlm.nn.characters import CharacterEncoder
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, embed, fold, project
 from jaxlm.nn.recurrence import BiLSTM, uniform
-from jaxlm.nn.scalar_mix import ScalarMix
+from jaxlm.nn.scalar_mix import ScalarMix, normed_over_batch
 
 
 def flops_per_token(config: BiLSTMConfig, length: int, predicted: float | None = None) -> float:
@@ -52,8 +52,9 @@ class WordBiLSTM(nn.Module):
         """
         config = self.config
         key = self.make_rng("dropout") if train else None
-        x_BLD = constrain(WordVectors(config, self.execution, name="embeddings")(inputs, fold(key, 0)), STATES)
         real_BL = jnp.ones_like(inputs.ids, bool) if inputs.segments is None else inputs.segments > 0
+        words = WordVectors(config, self.execution, name="embeddings")
+        x_BLD = constrain(words(inputs, real_BL, fold(key, 0)), STATES)
         hidden = [x_BLD]
         for number, units in enumerate(config.units):
             layer = BiLSTM(units, 1, config.projection, x_BLD.dtype, name=f"layer_{number}")
@@ -73,7 +74,8 @@ class WordVectors(nn.Module):
     execution: Execution
 
     @nn.compact
-    def __call__(self, inputs: Inputs, key: jax.Array | None) -> jax.Array:
+    def __call__(self, inputs: Inputs, real_BL: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Return (B, L, D). real_BL: False at padding."""
         config, parts = self.config, []
         if config.word_width:
             names = ("vocabulary", "width")
@@ -87,8 +89,10 @@ class WordVectors(nn.Module):
             features = encoder(inputs.characters)
             parts.append(dropout(features, config.embedding_dropout_rate, fold(key, 1)))
         for number in range(len(config.feature_shapes)):
-            mixed = ScalarMix(name=f"mix_{number}")(jnp.moveaxis(inputs.features[number], 2, 0))
-            mixed = mixed.astype(self.execution.compute_dtype())
+            layers = jnp.moveaxis(inputs.features[number], 2, 0)
+            if config.feature_norm == "batch":
+                layers = normed_over_batch(layers, real_BL)
+            mixed = ScalarMix(name=f"mix_{number}")(layers).astype(self.execution.compute_dtype())
             parts.append(dropout(mixed, config.embedding_dropout_rate, fold(key, number + 2)))
         vectors = jnp.concatenate(parts, axis=-1)
         if not config.input_feed_forward_width:

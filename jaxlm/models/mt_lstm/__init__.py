@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxlm.errors import InputError
-from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.models.family import Family, FamilyConfig, WordTable
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Positive
 
@@ -51,6 +51,7 @@ FAMILY = Family(
     sees=lambda config: "source",
     objectives=lambda config: (),
     layouts=(),
+    word_vectors=WordTable("embeddings/source_tokens", "word_width"),
     other_sizes={"word_width": "wide words"},
     keeps_output_layer=False,
     stacks={},
