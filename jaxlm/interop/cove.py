@@ -27,6 +27,7 @@ from jaxlm.models import family_of
 from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.text import Case, Tokenizer
 from jaxlm.text.units import UNKNOWN, listed_words
+from jaxlm.text.word_vectors import read_vectors
 
 SUFFIX, VECTORS = ".safetensors", ".txt"
 _PICKLE = (b"\x80", b"PK")  # the first bytes of PyTorch's files, of 2017 and of today
@@ -74,7 +75,7 @@ def read(file: Path, spec: str, case: Case = "auto") -> Published:
             f"{vectors} must have the word vectors that {file.name} was trained with, in GloVe's text format, got no "
             f"such file; link them there with ln -s VECTORS.txt {vectors}"
         )
-    words, table_VW = read_vectors(vectors, model.word_width)
+    words, table_VW = _vocabulary(vectors, model.word_width)
     leaves[_TABLES[model.kind]] = table_VW
     return Published(
         name=spec,
@@ -88,33 +89,25 @@ def read(file: Path, spec: str, case: Case = "auto") -> Published:
     )
 
 
-def read_vectors(path: Path, width: int) -> tuple[list[str], np.ndarray]:
-    """Return the words of a file in GloVe's text format, and the table of a vocabulary of them, float32 (V, width).
+def _vocabulary(path: Path, width: int) -> tuple[list[str], np.ndarray]:
+    """Return the words of a file of vectors, and the table of a vocabulary of them, float32 (V, width).
 
     The first rows are of an unknown word, the file's `<unk>` or zeros, and of the end of a document, zeros. Words with
-    white space, which no word of a text is spelt like, are left out. InputError, with the line, for another number of
-    columns, for what is not a finite number, and for a word that is there twice.
+    white space, which no word of a text is spelt like, are left out. InputError for vectors of another width.
     """
-    known: dict[str, int] = {}
+    words: list[str] = []
     values, unknown = array.array("f", bytes(4 * width * _ROWS_WITHOUT_WORD)), np.zeros(width, np.float32)
-    with open_regular(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            parts = line.rstrip(b"\r\n ").split(b" ")
-            word, vector = _word_and_vector(parts, width, f"{path}, line {number},")
-            if word == UNKNOWN:
-                unknown = vector
-            elif len(word.split()) == 1:
-                if known.setdefault(word, number) != number:
-                    raise InputError(
-                        f"{path}, line {number}, must have a word of its own, got {word!r}, the word of line "
-                        f"{known[word]}; leave one out"
-                    )
-                values.frombytes(vector.tobytes())
-    if not known:
-        raise InputError(f"{path} must have vectors of words, got none; give a file in GloVe's text format")
+    for word, vector in read_vectors(str(path), width):
+        if len(vector) != width:
+            raise InputError(f"{path} must have {width} numbers for a word, as the encoder reads, got {len(vector)}")
+        if word == UNKNOWN:
+            unknown = vector
+        elif not re.search(r"\s", word):
+            words.append(word)
+            values.frombytes(vector.tobytes())
     table_VW = np.frombuffer(values, np.float32).reshape(-1, width)
     table_VW[0] = unknown
-    return list(known), table_VW
+    return words, table_VW
 
 
 def write_export(file: Path, model: Any, leaves: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> bool:
@@ -193,33 +186,3 @@ def _model_of(tensors: TensorFiles, file: Path) -> BiLSTMConfig:
     )
     model.check()
     return model
-
-
-def _word_and_vector(parts: Sequence[bytes], width: int, where: str) -> tuple[str, np.ndarray]:
-    """Return the word and the numbers of a line. A word of glove.840B may have blanks, and ends in no number."""
-    try:
-        word, vector = b" ".join(parts[:-width]).decode(), _numbers(parts[-width:])
-    except ValueError:  # of UTF-8 too
-        word, vector = "", np.zeros(0, np.float32)
-    if not word or len(vector) != width or (len(parts) > width + 1 and _is_number(parts[-width - 1])):
-        raise InputError(
-            f"{where} must have a word and {width} finite numbers, as the encoder reads them, got "
-            f"{b' '.join(parts[:2]).decode(errors='replace')!r:.80} and {len(parts)} columns in all; correct it"
-        )
-    return word, vector
-
-
-def _numbers(parts: Sequence[bytes]) -> np.ndarray:
-    """Return float32 numbers. ValueError for what is not a finite one."""
-    found = np.array(parts, np.float64)
-    if not np.all(np.abs(found) <= np.finfo(np.float32).max):
-        raise ValueError("numbers must be finite")
-    return found.astype(np.float32)
-
-
-def _is_number(part: bytes) -> bool:
-    try:
-        float(part)
-    except ValueError:
-        return False
-    return True

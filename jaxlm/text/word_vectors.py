@@ -35,13 +35,15 @@ class WordVectors:
         return self.rows.shape[1]
 
 
-def read_vectors(path: str) -> Iterator[tuple[str, np.ndarray]]:
+def read_vectors(path: str, width: int = 0) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the words of a file, which may be compressed, and their vectors, float32 (D,).
+
+    width: D; 0: that of the first line.
 
     InputError, with the line, for a line with another number of columns, for what is not a finite number, for a word
     that is there twice, for another number of words than the first line says, and for a file without vectors.
     """
-    lines, columns, promised = Lines(path, decompress=True), 0, None
+    lines, columns, promised = Lines(path, decompress=True), width, None
     seen: dict[str, int] = {}
     for number, line in lines:
         line = line.rstrip(" ")
@@ -53,7 +55,7 @@ def read_vectors(path: str) -> Iterator[tuple[str, np.ndarray]]:
         word, where = " ".join(parts[:-columns]), lines.where(number)
         # The last part of a word with blanks is never a number, or the line has too many.
         if not columns or not word or (len(parts) > columns + 1 and _is_number(parts[-columns - 1])):
-            wanted = f"{columns} numbers, as the first line says" if columns else "numbers"
+            wanted = f"{columns} numbers{'' if width else ', as the first line says'}" if columns else "numbers"
             raise InputError(f"{where} must have a word and {wanted}, got {len(parts) - 1} after the word; correct it")
         if word in seen:
             raise InputError(
