@@ -69,8 +69,9 @@ class PrepareConfig:
     tokenizer: str
     """train-sentencepiece:SIZE, train-wordpiece:SIZE, words:SIZE (white-space words and line ends), characters:SIZE,
     bytes, sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR (a tokenizer.json), store:DIR (the
-    tokenizer of a store or of a run), events:performance or events:multitrack (the events of midi:GLOB), or
-    backward:TOKENIZER (the ids of another of these in reverse order)."""
+    tokenizer of a store or of a run), vectors:FILE (the words of word vectors in GloVe's text format),
+    events:performance or events:multitrack (the events of midi:GLOB), or backward:TOKENIZER (the ids of another of
+    these in reverse order)."""
 
     output: Path
     """Directory of the store. It must not exist yet."""

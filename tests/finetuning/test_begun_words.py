@@ -9,9 +9,7 @@ import jaxlm
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-TOY = (
-    "--model.word-width 6 --model.character-width 0 --model.width 8 --model.units 4 4 --length 8 --head linear".split()
-)
+TOY = "--model.word-width 6 --model.character-width 0 --model.width 8 --model.units 4 4 --length 8".split()
 TOY += "--num-steps 4 --batch-size 8 --log-every 1 --eval-every 4 --checkpoint-every 2".split()
 WIDTH = 5
 VECTORS = {f"w{digit}": np.arange(WIDTH, dtype=np.float32) - digit / 4 for digit in (0, 3, 5, 9)} | {"no": np.ones(5)}
@@ -24,15 +22,23 @@ def place(files):  # noqa: F811
     return files
 
 
-def tuned(place, name, *more, config="debug/bilstm"):
+def tuned(place, name, *more, config="debug/bilstm", head="linear"):
     words = ["--task", "ner", "--task-dir", place, "--tokenizer", f"hf:{place / 'tokenizer'}"]
     sizes = [word for word in TOY if not ("--word-vectors" in more and word in ("--model.word-width", "6"))]
-    return run_here("finetune", config, "--run", place / name, *words, *sizes, *more)
+    return run_here("finetune", config, "--run", place / name, *words, *sizes, "--head", head, *more)
 
 
-def table_of(run, step=None):
-    loaded = jaxlm.load(f"{run}@{step}" if step else str(run))
-    return np.asarray(loaded.params["backbone"]["embeddings"]["tokens"]), loaded.run.tokenizer
+def table_of(run, name="tokens"):
+    loaded = jaxlm.load(str(run))
+    return np.asarray(loaded.params["backbone"]["embeddings"][name]), loaded.run.tokenizer
+
+
+def assert_fixed(table, tokenizer):
+    words = tokenizer.pieces(range(tokenizer.size))
+    assert table.shape == (len(words), WIDTH) and len(VECTORS.keys() & set(words)) == 4
+    for word, row in zip(words, table, strict=True):
+        if word in VECTORS:
+            np.testing.assert_array_equal(row, VECTORS[word], err_msg=word)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +55,7 @@ def test_fixed_words_keep_their_vectors(place, fixed):
     """
     table, tokenizer = table_of(fixed)
     words = tokenizer.pieces(range(tokenizer.size))
-    assert table.shape == (13, WIDTH)
-    for word, row in zip(words, table, strict=True):
-        if word in VECTORS:
-            np.testing.assert_array_equal(row, VECTORS[word], err_msg=word)
+    assert_fixed(table, tokenizer)
     ended = tuned(place, "random", "--freeze-words", "--model.word-width", WIDTH)
     assert ended.code == 0, ended.errors
     fresh, _ = table_of(place / "random")
@@ -70,6 +73,30 @@ def test_trained_words_begin_at_their_vectors(place):
         if word != "no":
             moved = np.abs(table[tokenizer.encode(word)[0]] - vector)
             assert 0 < moved.max() <= 5e-3, word  # four steps of Adam, of at most the rate each
+
+
+def test_fixed_words_of_cross_view_training(place):
+    """Fails when a labelled or an unlabelled batch, or their momentum, moves a fixed word."""
+    more = ("--word-vectors", place / "vectors.txt", "--freeze-words", "--sample", 16, "--unlabelled", "rest")
+    ended = tuned(place, "cvt", *more, "--optimizer.warmup", 1, config="finetune/cvt", head="cross_view")
+    assert ended.code == 0, ended.errors
+    assert_fixed(*table_of(place / "cvt"))
+
+
+def test_fixed_words_of_a_translations_source(place):
+    """Fails when the target's words are fixed too, or the source's are not."""
+    rows = [line.split() for line in (place / "train.txt").read_text().splitlines() if line]
+    text = "".join(f"{' '.join(words)}\t{' '.join(reversed(words))}\n" for words in rows)
+    (place / "rows.tsv").write_text("source\ttarget\n" + text)
+    columns = "--task custom --custom.kind text --custom.text source --custom.label target".split()
+    columns += [word for part in ("train", "dev") for word in (f"--custom.{part}", place / "rows.tsv")]
+    more = ("--word-vectors", place / "vectors.txt", "--freeze-words", "--tokenizer", f"hf:{place / 'tokenizer'}")
+    sizes = "--model.width 8 --options.target-length 9 --length 20 --num-steps 4 --batch-size 8".split()
+    ended = run_here("finetune", "debug/mt_lstm", "--run", place / "mt", *columns, *more, *sizes)
+    assert ended.code == 0, ended.errors
+    assert_fixed(*table_of(place / "mt", "source_tokens"))
+    target, tokenizer = table_of(place / "mt", "target_tokens")
+    assert all(np.abs(target[tokenizer.encode(word)[0]]).max() < 0.2 for word in VECTORS if word != "no")
 
 
 def test_a_run_goes_on_with_the_same_vectors_alone(place, fixed, tmp_path):
