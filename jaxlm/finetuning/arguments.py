@@ -56,7 +56,8 @@ class TaskArguments(DataArguments):
     vectors:FILE, the words of a file of word vectors."""
     unlabelled: str | None = None
     """Sentences without tags for --head cross_view, whose batches alternate with labelled ones. FILE: sentences as the
-    task's. lines:FILE: a sentence in each line. rest: the rows that --sample leaves out. Default: none."""
+    task's. lines:FILE: a sentence in each line. STORE: those of a store of words. rest: the rows that --sample leaves
+    out. Default: none."""
     settings: Annotated[FinetuneConfig, tyro.conf.arg(name="")] = field(default_factory=FinetuneConfig)
 
 

@@ -95,7 +95,7 @@ def run_finetuning(
       options: Options of the task, by the names of their flags.
       start: A run, RUN or RUN@STEP, or published weights, hf:DIR, to start from. Default: from scratch.
       tokenizer: Tokenizer of a run from scratch: hf:DIR, store:DIR, ….
-      unlabelled: Sentences without tags for the head `cross_view`: a file, lines:FILE, or `rest`.
+      unlabelled: Sentences without tags for the head `cross_view`: a file, lines:FILE, a store, or `rest`.
       word_vectors: A file of word vectors in GloVe's text format, with which the words of a run from scratch begin.
       seeds: Number of runs, each with a seed of its own.
       learning_rates: Learning rates to try. The one with the best mean on dev is reported.
@@ -262,7 +262,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
         raise InputError(f"{name} must be left out without --start, got {value}; give --start or leave it out")
     SEEDS.check(f"the last of {arguments.seeds} seeds", config.seed + arguments.seeds - 1)
     task, data = arguments.read()
-    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data)
+    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data, tokenizer)
     task = with_settings(task, data, config, arguments.custom)
     family = family_of(config.model)
     tokenizer = tasks.FORMATS[family.input_format].with_special_tokens(tokenizer, task)
@@ -299,14 +299,16 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     return Plan(config, length, batch_size, task, data, unlabelled, tokenizer, source, rates, notes, features, vectors)
 
 
-def unlabelled_rows(spec: str | None, config: FinetuneConfig, task: Task, data: TaskData) -> Split | None:
+def unlabelled_rows(
+    spec: str | None, config: FinetuneConfig, task: Task, data: TaskData, tokenizer: Tokenizer
+) -> Split | None:
     """Return the rows of `--unlabelled`, or None without it. InputError for a head that does not read them."""
     if spec is None:
         return None
     if not HEADS[config.head].reads_unlabelled:
         known = either([name for name, form in HEADS.items() if form.reads_unlabelled])
         raise InputError(f"head must be {known} with --unlabelled, got {config.head}; give --head {known}")
-    return read_unlabelled(spec, task, data)
+    return read_unlabelled(spec, task, data, tokenizer)
 
 
 def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: CustomConfig) -> Task:

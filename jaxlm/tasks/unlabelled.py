@@ -1,25 +1,32 @@
 """Sentences without tags, which a run reads beside its labelled rows (`jaxlm/objectives/cross_view.py`)."""
 
+import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
+from jaxlm.data.store import DESCRIPTION, open_store
 from jaxlm.errors import InputError
 from jaxlm.reading.lines import Lines
 from jaxlm.reading.rows import format_of
 from jaxlm.tasks.examples import Split, TaggedSentence, TaskData
 from jaxlm.tasks.registry import read_rows
 from jaxlm.tasks.task import Task
+from jaxlm.text import Tokenizer
 
 REST, LINES = "rest", "lines:"
+_LINE_BREAK = "\n"
 
 
-def read_unlabelled(spec: str, task: Task, data: TaskData) -> Split:
+def read_unlabelled(spec: str, task: Task, data: TaskData, tokenizer: Tokenizer) -> Split:
     """Return the sentences of `--unlabelled`, whose tags, if they have some, are not read.
 
     spec: `rest`, the training rows that a sample leaves out; `lines:FILE`, a sentence in each line with white space
-    between its words; or a file of sentences that the task reads.
+    between its words; a store of words that keeps sentences; or a file of sentences that the task reads. tokenizer:
+    that of the run, which a store must have.
 
     Raises:
-      InputError: a task without tags, a sample without a rest, and a file without sentences, or a directory.
+      InputError: a task without tags, a sample without a rest, a file without sentences, another directory than a
+        store, and a store without sentences, without the spelling of words, or of another tokenizer.
     """
     if not task.of_words:
         raise InputError(f"unlabelled must be left out for a {task.kind} task, got {spec}; leave it out")
@@ -29,17 +36,47 @@ def read_unlabelled(spec: str, task: Task, data: TaskData) -> Split:
             raise InputError("unlabelled must be a file where no row is left out, got rest; give --sample, or a file")
         return Split(rows, len(rows))
     path = spec.removeprefix(LINES)
-    if format_of(path, otherwise="columns") == "folder":
-        raise InputError(
-            f"unlabelled must be a file of sentences, lines:FILE or rest, got the directory {path}; give a file, such "
-            "as the text of a store"
-        )
-    lines = (TaggedSentence(tuple(line.split())) for _, line in Lines(path, decompress=True))
-    sentences: Iterator[TaggedSentence] = lines if spec.startswith(LINES) else read_rows(path, task)
-    rows = tuple(example for example in sentences if example.tokens)
+    rows = tuple(example for example in _sentences(spec, path, task, tokenizer) if example.tokens)
     if not rows:
         raise InputError(f"unlabelled must be a file with sentences, got none in {path}; give another file")
     return Split(rows, len(rows))
+
+
+def _sentences(spec: str, path: str, task: Task, tokenizer: Tokenizer) -> Iterator[TaggedSentence]:
+    """Return the sentences of a file or a store, those without words too."""
+    if spec.startswith(LINES):
+        return (TaggedSentence(tuple(line.split())) for _, line in Lines(path, decompress=True))
+    if (Path(path) / DESCRIPTION).is_file():
+        return (TaggedSentence(words) for words in sentences_of_store(path, tokenizer))
+    if format_of(path, otherwise="columns") == "folder":
+        raise InputError(
+            f"unlabelled must be a file of sentences, lines:FILE, a store or rest, got the directory {path}; give a "
+            "store of words"
+        )
+    return read_rows(path, task)
+
+
+def sentences_of_store(path: str, tokenizer: Tokenizer) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each sentence of a store, as they are spelt, without line breaks and ends of documents.
+
+    InputError: see `read_unlabelled`.
+    """
+    store = open_store(path)
+    if store.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise InputError(
+            f"unlabelled must be a store of the run's tokenizer, got {path}, which has another vocabulary; prepare it "
+            "again with --tokenizer store:DIR of the run's"
+        )
+    if store.sentence_starts is None or store.num_types is None:
+        missing = "sentences" if store.sentence_starts is None else "the spelling of words without an id"
+        raise InputError(
+            f"unlabelled must be a store of words with sentences, got {path}, which keeps no {missing}; prepare it "
+            "again with --sentences lines (or split) and a vocabulary of words"
+        )
+    words = store.spellings(0, store.num_types)
+    kept = [word != _LINE_BREAK and number != store.end for number, word in enumerate(words)]
+    for first, end in itertools.pairwise(store.sentence_starts[:].tolist()):
+        yield tuple(words[number] for number in store.word_ids(first, end).tolist() if kept[number])
 
 
 def path_of(spec: str) -> tuple[str, str]:

@@ -107,7 +107,7 @@ def batch_of_finetuning(arguments: ShowFinetuningArguments, given: set[str]) -> 
         raise InputError("--tokenizer or --start must be given, got neither; name a tokenizer or a run")
     config.check()
     task, data = arguments.read()
-    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data)
+    unlabelled = unlabelled_rows(arguments.unlabelled, config, task, data, tokenizer)
     return finetune_lines(config, task, data, unlabelled, tokenizer, arguments.step, arguments.count, longest)
 
 
@@ -329,13 +329,13 @@ def run_batch_lines(run: RunDirectory, step: int, count: int) -> Iterator[str]:
     task, data = task_data(run)
     if data.fingerprint() != prints.get("task_data", data.fingerprint()):
         raise InputError(f"{run.name}: the files of {saved['task']} are not those it was trained on; put them back")
-    unlabelled = None
+    unlabelled, tokenizer = None, load_tokenizer(run.tokenizer)
     if saved["unlabelled"] is not None:
         kind, path = path_of(saved["unlabelled"])
-        unlabelled = read_unlabelled(kind + (run.located(path) if path else ""), task, data)
+        unlabelled = read_unlabelled(kind + (run.located(path) if path else ""), task, data, tokenizer)
         if TaskData({UNLABELLED: unlabelled}).fingerprint() != prints["unlabelled"]:
             raise InputError(f"{run.name}: the unlabelled sentences are not those it was trained on; put them back")
-    yield from finetune_lines(config, task, data, unlabelled, load_tokenizer(run.tokenizer), step, count)
+    yield from finetune_lines(config, task, data, unlabelled, tokenizer, step, count)
 
 
 def _reader(arguments: ShowRowsArguments) -> Reader | None:

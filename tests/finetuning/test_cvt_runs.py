@@ -10,6 +10,7 @@ from toy_stops import Killed, Moments, raise_killed
 from jaxlm.data.batch import ExampleBatch, UnlabelledBatch
 from jaxlm.tasks import TASKS, TrainBatches, encode_examples, read_task, training_batches
 from jaxlm.tasks.unlabelled import read_unlabelled
+from jaxlm.text import tokenizer_from_spec
 from jaxlm.text.units import train_words
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -90,7 +91,7 @@ def test_batches_of_both_classes_are_those_of_each_alone(files):
     """Fails when a class misses a batch, depends on the other one's rows, or a step cannot be had by its number."""
     task, data = read_task("ner", str(files), sample=16)
     tokenizer = train_words([(files / "train.txt").read_text()], 40)
-    rest = read_unlabelled("rest", task, data)
+    rest = read_unlabelled("rest", task, data, None)
     encoded = [
         encode_examples(task, rows, tokenizer, 8, "words") for rows in (data.splits["train"].examples, rest.examples)
     ]
@@ -108,23 +109,53 @@ def test_batches_of_both_classes_are_those_of_each_alone(files):
 def test_unlabelled_sentences(files):
     """Fails when a form of the file gives other words, a tag is kept, or the rest has a row of the sample or of dev."""
     task, data = read_task("ner", str(files), sample=16)
-    tagged = read_unlabelled(str(files / "more.conll"), task, data)
-    lines = read_unlabelled(f"lines:{files / 'more.txt'}", task, data)
+    tagged = read_unlabelled(str(files / "more.conll"), task, data, None)
+    lines = read_unlabelled(f"lines:{files / 'more.txt'}", task, data, None)
     words = [tuple(line.split()) for line in (files / "more.txt").read_text().splitlines() if line]
     for split in (tagged, lines):
         assert [example.tokens for example in split.examples] == words
         assert not any(example.labelled for example in split.examples)
-    rest = read_unlabelled("rest", task, data).examples
+    rest = read_unlabelled("rest", task, data, None).examples
     train = [tuple(line.split()) for line in (files / "train.txt").read_text().splitlines() if line]
     used = [example.tokens for example in data.splits["train"].examples]
     assert len(used) == 16 and sorted([*used, *(example.tokens for example in rest)]) == sorted(train)
+
+
+def test_a_store_gives_its_sentences(files, tmp_path):
+    """The sentences are those of the file that the store was made of. Fails when a word without an id loses its
+    spelling, a line break or the end of a document is a word, or a store of other ids or without sentences is read.
+    """
+    text = "w1 w22 w3\nw4 w1\n\nw5 näive w5\n"
+    (tmp_path / "text.txt").write_text(text)
+    source = ("--source", f"text:{tmp_path / 'text.txt'}", "--tokenizer")
+    tokenizer = tokenizer_from_spec(f"hf:{files / 'tokenizer'}")
+    given = {"whole": (f"hf:{files / 'tokenizer'}", "lines"), "none": (f"hf:{files / 'tokenizer'}", "none")}
+    for name, (spec, sentences) in (given | {"other": ("words:8", "lines")}).items():
+        made = ("--sentences", sentences, "--output", tmp_path / name)
+        ended = run_here("prepare", *source, spec, *made)
+        assert ended.code == 0, ended.errors
+    task, data = read_task("ner", str(files))
+    found = read_unlabelled(str(tmp_path / "whole"), task, data, tokenizer)
+    assert [example.tokens for example in found.examples] == [tuple(line.split()) for line in text.splitlines() if line]
+    assert not any(example.labelled for example in found.examples)
+    run = tmp_path / "whole_run"
+    ended = run_here("finetune", *words_of(files, "--run", run, "--unlabelled", tmp_path / "whole"))
+    assert ended.code == 0 and "unlabelled: 3 examples" in ended.output, ended.errors
+    shown = run_here("show", run, "--step", 1)
+    assert shown.code == 0 and "näive" in shown.output, shown.errors
+    for name, said in (("none", "which keeps no sentences"), ("other", "which has another vocabulary")):
+        ended = run_here("finetune", *words_of(files, "--run", tmp_path / "run", "--unlabelled", tmp_path / name))
+        assert_one_line(ended, 2, "--unlabelled must be a store", said)
 
 
 @pytest.mark.parametrize(
     ("more", "fragments"),
     [
         (("--unlabelled", "rest"), ("unlabelled must be a file where no row is left out", "give --sample, or a file")),
-        (("--unlabelled", "."), ("unlabelled must be a file of sentences, lines:FILE or rest, got the directory .;",)),
+        (
+            ("--unlabelled", "."),
+            ("unlabelled must be a file of sentences, lines:FILE, a store or rest, got the directory .;",),
+        ),
         (("--unlabelled", "lines:EMPTY"), ("unlabelled must be a file with sentences, got none in",)),
         (("--unlabelled", "missing.txt"), ("missing.txt",)),
         (("--unlabelled", "rest", "--head", "linear"), ("head must be cross_view with --unlabelled, got linear",)),
@@ -145,4 +176,4 @@ def test_bad_input_is_one_line(files, more, fragments):
 def test_other_tasks_have_no_unlabelled_rows(files):
     """Fails when rows of texts are read as sentences."""
     with pytest.raises(Exception, match="unlabelled must be left out for a classification task"):
-        read_unlabelled("rest", TASKS["cola"], None)
+        read_unlabelled("rest", TASKS["cola"], None, None)
