@@ -112,7 +112,7 @@ def _is_number(text: str) -> bool:
 
 def _numbers(texts: Sequence[str], where: str) -> np.ndarray:
     try:
-        found = np.array(texts, np.float64)
+        found = np.array(list(map(float, texts)))  # faster than NumPy's own reading of strings
     except ValueError:
         found = np.full(1, np.nan)
     if not np.all(np.abs(found) <= _LARGEST):
