@@ -36,6 +36,7 @@ BEGINNINGS = (
     ("pretrain", "debug/gpt --run x --data.store x --optimizer.kind sgd"),
     ("finetune", "finetune/gpt1 --run x --task cola"),
     ("finetune", "finetune/bert --run x --task cola"),
+    ("finetune", "finetune/bilstm --run x --task chunk"),
     ("prepare", "--source text:x --tokenizer train-wordpiece:9 --output x"),
     ("predict", "--run x --input x"),
     ("generate", "--run x"),
