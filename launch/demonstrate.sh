@@ -12,6 +12,9 @@ Runs a demonstration and writes its tables to DIRECTORY, table.md and table.json
 runs/demonstrations/NAME). NAME:
   auxiliary_losses  the character Transformer with and without each of its losses (docs/character_transformer.md)
   awd_lstm          AWD-LSTM without each part of its regularization, on 150 kB of a novel (docs/awd_lstm.md)
+  cove              questions and sentences classified with the vectors of a translation's encoder, and without (docs/cove.md)
+  cvt               cross-view training with few labels, beside supervised training (docs/cvt.md)
+  elmo              chunking with few labels with the vectors of a small ELMo, and without (docs/elmo.md)
   spans             a small T5 after span corruption, in rows of 64 and of 512 tokens, and from scratch, on 1,000 labels of two
                     tasks (docs/t5.md)
   translation       English to German on Multi30k from scratch: an encoder-decoder and a decoder of the same size
@@ -21,8 +24,9 @@ runs/demonstrations/NAME). NAME:
                     the loss by position, and the gain from a longer attention (docs/transformer_xl.md)
 Every command is printed before it runs. After a stop at any moment, rerun the same command to resume; completed steps are not
 repeated. DATA has books/train, books/valid and books/test (*.txt); for spans and ulmfit also
-classify/trec/{train,test}.txt and glue/SST-2/{train,dev}.tsv; for translation only translation/multi30k with
-{train,val,test_2016_flickr}.{en,de}.
+classify/trec/{train,test}.txt and glue/SST-2/{train,dev}.tsv; for cove and translation translation/multi30k with
+{train,val,test_2016_flickr}.{en,de}; for cove classify/trec, trec50 and sst_trees; for cvt and elmo chunk/conll2000; for
+elmo ud/ewt.
 TEXT
 }
 
@@ -47,10 +51,13 @@ again="launch/demonstrate.sh $*"
 case "$name" in
   auxiliary_losses) parts=(books/train books/valid/Anton_Chekhov_The_Duel.txt) ;;
   awd_lstm) parts=(books/train/Charles_Dickens_David_Copperfield.txt) ;;
+  cove) parts=(books/train translation/multi30k classify/trec classify/trec50 classify/sst_trees) ;;
+  cvt) parts=(chunk/conll2000) ;;
+  elmo) parts=(books/train books/valid chunk/conll2000 ud/ewt) ;;
   language_models) parts=(books/train books/test/Aldous_Huxley_Antic_Hay.txt) ;;
   spans | ulmfit) parts=(books/train classify/trec glue/SST-2) ;;
   translation) parts=(translation/multi30k) ;;
-  *) fail "NAME must be auxiliary_losses, awd_lstm, language_models, spans, translation or ulmfit, got '$name'" ;;
+  *) fail "NAME must be auxiliary_losses, awd_lstm, cove, cvt, elmo, language_models, spans, translation or ulmfit, got '$name'" ;;
 esac
 for part in "${parts[@]}"; do
   [ -e "$data/$part" ] || fail "DATA must have $part, got none in $data"
@@ -58,7 +65,7 @@ done
 seeds=(0 1 2)
 
 extras=()
-[ "$name" != translation ] || extras=(zero-shot) # sacrebleu
+[[ "$name" != cove && "$name" != translation ]] || extras=(zero-shot) # sacrebleu
 launch/setup.sh cpu "${extras[@]}"
 . .venv/bin/activate
 export JAX_PLATFORMS=cpu

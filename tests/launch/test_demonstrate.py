@@ -20,11 +20,14 @@ NAMES = sorted(path.stem for path in (REPOSITORY / "launch" / "demonstrations").
 
 @pytest.fixture
 def stage(tmp_path) -> Path:
-    for part in ("books/train", "books/valid", "books/test", "classify/trec", "glue/SST-2", "translation/multi30k"):
+    parts = ["books/train", "books/valid", "books/test", "classify/trec", "classify/trec50", "classify/sst_trees"]
+    parts += ["glue/SST-2", "translation/multi30k", "chunk/conll2000", "ud/ewt"]
+    for part in parts:
         (tmp_path / "data" / part).mkdir(parents=True)
     for novel in NOVELS:
         (tmp_path / "data" / novel).write_text("It was the best of times. " * 9000)
     (tmp_path / "data/classify/trec/train.txt").write_text("1 What is it ?\n0 Why ?\n")
+    (tmp_path / "data/chunk/conll2000/train.txt").write_text("It PRP B-NP\nwas VBD B-VP\n")
     (tmp_path / "data/glue/SST-2/train.tsv").write_text("sentence\tlabel\nfine\t1\nfine\t1\nbad\t0\n")
     return staged_checkout(tmp_path, "demonstrate.sh")
 
