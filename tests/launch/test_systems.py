@@ -242,3 +242,12 @@ def test_the_probe_finds_entities_that_the_features_name():
     probe = script("probe").probe
     assert probe(features, sentences, features, sentences, 0) == 100
     assert probe(features, sentences, np.roll(features, 1, axis=0), sentences, 0) < 50
+    assert 30 < probe(features, sentences, np.zeros_like(features), sentences, 0, "ud_pos") < 70  # of the words, O
+
+
+@pytest.mark.data
+def test_parts_of_speech_are_read(data_directory):
+    """Fails when a split is another one, or a word or a tag is lost."""
+    train, test = script("probe").read("ud_pos", data_directory / "ud" / "ewt")
+    assert (len(train), len(test)) == (12_544, 2_077)
+    assert len(test[0].tokens) == len(test[0].tags) and "PROPN" in {tag for one in test for tag in one.tags}
