@@ -12,7 +12,7 @@ from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError, name_as_flags
 from jaxlm.flags import fields_of
-from jaxlm.inference.arguments import Activations, Pooling, Weights
+from jaxlm.inference.arguments import Activations, Pooling, StateBefore, Weights
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Range, Seed, checked
 from jaxlm.reading.lines import Errors
 from jaxlm.tasks.custom import CustomConfig
@@ -190,6 +190,10 @@ class FeaturesOf(OneCheckpoint):
     included. first: the first token, of an encoder. last: the last token."""
     layers: tuple[int, ...] = ()
     """Layers: -1 is the last, 0 are the embeddings. Default: -1 -2 -3 -4, with --pooling -1."""
+    state: StateBefore = "empty"
+    """State of an ELMo before a line. empty: zeros. carried: that after the line in the same row of the batch before,
+    as in bilm-tf and AllenNLP; vectors then depend on the order of the lines and on --batch-size. warmed_up: the same,
+    and the first batch is read twice."""
     length: Count | None = None
     """Longest sequence; longer ones are truncated and counted. Default: the trained length."""
     beyond_length: bool = False

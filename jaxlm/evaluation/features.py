@@ -8,11 +8,11 @@ the embeddings after their norm (the original numbers its layers from 0 and has 
 Of a model with a source, as a translation model, they are those of its encoder.
 
 A model that reads the characters of words has features of each word, what white space separates. The state of a
-recurrent one is empty before each line.
+recurrent one is empty before each line, or continues from batch to batch (`StateBefore`).
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,10 +22,20 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import FeaturesOf
 from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_file, progress_of, say
-from jaxlm.inference.arguments import Pooling
+from jaxlm.inference.arguments import Pooling, StateBefore
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import nine_digits
-from jaxlm.inference.token_outputs import arranged, check_pooling, pooled, states_step, token_outputs, worded
+from jaxlm.inference.token_outputs import (
+    TokenRow,
+    arranged,
+    batch_outputs,
+    carried_step,
+    check_pooling,
+    pooled,
+    states_step,
+    token_outputs,
+    worded,
+)
 from jaxlm.models.family import UNLIMITED
 from jaxlm.models.model import Model
 from jaxlm.reading.lines import Lines, input_name
@@ -76,7 +86,13 @@ def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
 
 
 def token_features(
-    run: LoadedRun, lines: Iterable[tuple[int, str]], layers: Sequence[int], *, batch_size: int, length: int
+    run: LoadedRun,
+    lines: Iterable[tuple[int, str]],
+    layers: Sequence[int],
+    *,
+    batch_size: int,
+    length: int,
+    state: StateBefore = "empty",
 ) -> Iterator[TokenFeatures]:
     """Yield the features of each numbered text, or pair of texts separated by ` ||| `, in order.
 
@@ -84,8 +100,7 @@ def token_features(
     begins one.
     """
     check_batch(batch_size, 1, run.mesh)
-    width, source = run.model.config.width, iter(lines)
-    step, pairs = states_step(run.model, tuple(layers), run.mesh), _reads_pairs(run)
+    outputs_of, source, pairs = _outputs(run, tuple(layers), batch_size, length, state), iter(lines), _reads_pairs(run)
     while some := list(islice(source, batch_size)):
         rows, truncations = [], []
         for number, text in some:
@@ -98,12 +113,34 @@ def token_features(
                 raise InputError(f"input line {number} must not be empty for {run.name}; remove it")
             rows.append(row)
             truncations.append(truncated)
-        found = token_outputs(
-            step, run.params, rows, mesh=run.mesh, batch_size=batch_size, longest=length, values=len(layers) * width
-        )
-        for row, of_tokens, truncated in zip(rows, found, truncations, strict=True):
+        for row, of_tokens, truncated in zip(rows, outputs_of(rows), truncations, strict=True):
             pieces = list(row.words[row.kept]) if row.words else run.tokenizer.pieces(row.ids)
             yield TokenFeatures(pieces, of_tokens, truncated)
+
+
+def _outputs(
+    run: LoadedRun, layers: tuple[int, ...], batch_size: int, length: int, state: StateBefore
+) -> Callable[[Sequence[TokenRow]], list[np.ndarray]]:
+    """Return a function that gives the outputs of the rows of a batch, whose batches follow each other."""
+    sizes: dict[str, Any] = {"mesh": run.mesh, "batch_size": batch_size, "longest": length}
+    if state == "empty":
+        step, values = states_step(run.model, layers, run.mesh), len(layers) * run.model.config.width
+        return lambda rows: token_outputs(step, run.params, rows, values=values, **sizes)
+    step, is_cold = carried_step(run.model, layers, run.mesh, batch_size), state == "warmed_up"
+
+    def carried(rows: Sequence[TokenRow]) -> list[np.ndarray]:
+        nonlocal is_cold
+        found = batch_outputs(step, run.params, rows, **sizes)
+        if is_cold:
+            is_cold, found = False, batch_outputs(step, run.params, rows, **sizes)
+        return found
+
+    return carried
+
+
+def _keeps_state(model: Model) -> bool:
+    """Return True for a model of words whose state may continue from sentence to sentence: ELMo."""
+    return model.family.carries and model.token_characters > 0
 
 
 def _reads_pairs(run: LoadedRun) -> bool:
@@ -119,6 +156,9 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     layers, pooling = layers_of(arguments, run.model), arguments.pooling
     if pooling is not None:
         check_pooling(pooling, run.model, run.name)
+    if arguments.state != "empty" and not _keeps_state(run.model):
+        title = run.model.family.title
+        raise InputError(f"state must be empty for {title}, got {arguments.state}; leave it out, or give an ELMo")
     tuned = run.config.length if run.task is not None else None
     length = length_for(arguments, run, tuned or run.positions(beyond=arguments.beyond_length))
     batch_size = batch_size_for(arguments.batch_size, run)
@@ -126,7 +166,8 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     count = tokens = truncated = 0
     with output_file(arguments.output) as file, progress_of("rows") as progress:
         lines = Lines(arguments.input, arguments.errors)
-        for found in token_features(run, lines, layers, batch_size=batch_size, length=length):
+        sizes: dict[str, Any] = {"batch_size": batch_size, "length": length}
+        for found in token_features(run, lines, layers, state=arguments.state, **sizes):
             line = found.to_json(count, layers) if pooling is None else found.embedding(count, pooling)
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             count, tokens, truncated = count + 1, tokens + len(found.pieces), truncated + found.truncated
@@ -134,7 +175,9 @@ def evaluate_features(arguments: FeaturesOf) -> dict[str, Any]:
     say(
         f"{run.name} on {name}: {counted(count, 'line')}, {counted(tokens, 'token')}, {truncated} truncated"
         + (f" to {length} tokens" if length < UNLIMITED else "")
+        + (f", state {arguments.state.replace('_', ' ')}" if _keeps_state(run.model) else "")
     )
     counts = {"lines": count, "tokens": tokens, "truncated": truncated, "layers": list(layers)}
     counts |= {} if pooling is None else {"pooling": pooling}
+    counts |= {"state": arguments.state} if _keeps_state(run.model) else {}
     return {"run": run.name, "input": arguments.input, "output": str(arguments.output)} | counts

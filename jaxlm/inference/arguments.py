@@ -14,6 +14,7 @@ from jaxlm.tasks.custom import CustomConfig
 from jaxlm.text import Case
 
 Pooling = Literal["mean", "first", "last"]
+StateBefore = Literal["empty", "carried", "warmed_up"]
 Weights = Literal["average", "raw"]
 
 

@@ -65,6 +65,29 @@ def states_step(model: Model, layers: tuple[int, ...] | None, mesh: Mesh) -> Ste
     return jax.jit(states, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
+def carried_step(model: Model, layers: tuple[int, ...], mesh: Mesh, rows: int) -> Step:
+    """Return a function as that of `states_step` whose row b continues from the state after row b of the call before.
+
+    It begins with a state of zeros. rows: those of each call; those without tokens keep their states.
+    """
+
+    @jax.jit
+    def apply(params: Any, inputs: Inputs, carry: Any) -> tuple[jax.Array, Any]:
+        outputs = model(params, inputs, carry, layers=True)
+        hidden_NBLD = jnp.asarray(outputs.layers)[np.array(layers)]
+        states = jnp.moveaxis(hidden_NBLD, 0, 2).astype(jnp.float32)
+        return jax.lax.with_sharding_constraint(states, NamedSharding(mesh, PartitionSpec())), outputs.carry
+
+    carry = model.stream_carry(rows)
+
+    def step(params: Any, inputs: Inputs) -> jax.Array:
+        nonlocal carry
+        states, carry = apply(params, inputs, carry)
+        return states
+
+    return step
+
+
 @functools.lru_cache(_STEPS)
 def logits_step(model: Model, mesh: Mesh) -> Step:
     """Return a compiled function of parameters and inputs that gives float32 scores over the vocabulary (B, L, V)."""
@@ -106,6 +129,16 @@ def token_outputs(
         for row, index in enumerate(indices):
             found[index] = outputs[row, : len(rows[index].ids)][rows[index].kept].copy()
     return [found[index] for index in range(len(rows))]
+
+
+def batch_outputs(
+    step: Step, params: Any, rows: Sequence[TokenRow], *, mesh: Mesh, batch_size: int, longest: int
+) -> list[np.ndarray]:
+    """Return the outputs of each row, at most `batch_size`, as `token_outputs` does, in one batch in their order."""
+    bucket = length_bucket(max(len(row.ids) for row in rows), longest, smallest=min(SMALLEST_BUCKET, longest))
+    batch = list(range(len(rows))), _padded(rows, batch_size, bucket)
+    ((_, outputs),) = run_batches(step, params, [batch], mesh)
+    return [of_row[: len(row.ids)][row.kept].copy() for row, of_row in zip(rows, outputs, strict=False)]
 
 
 def token_rows(run: LoadedRun, texts: Sequence[Any], *, longest: int, truncate: bool) -> list[TokenRow]:

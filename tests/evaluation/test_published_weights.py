@@ -128,6 +128,7 @@ def test_features_of_decoders(models, tmp_path):
     for flags, message in (
         (["--pooling", "first"], "error: --pooling must be mean or last for"),
         (["--pooling", "mean", "--layers", 0, 1], "error: --layers must be one layer with pooling, got 0 1"),
+        (["--state", "carried"], "error: --state must be empty for"),
     ):
         assert_one_line(run_here("evaluate", "features", *words, *flags, "--output", tmp_path / "no"), 2, message)
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from parity import elmo_case as case
+from toy_devices import first_devices
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
@@ -72,6 +73,40 @@ def test_the_published_vectors_of_ten_batches(data_directory):
     for old, new in zip(carry, after, strict=True):
         np.testing.assert_array_equal(old[:, 2], new[:, 2])
         assert not np.array_equal(old[:, 1], new[:, 1])
+
+
+@pytest.mark.data
+def test_features_whose_state_is_carried(data_directory, tmp_path):
+    """The published vectors again, by the command, three lines in a batch.
+
+    Fails when `--state carried` begins anew, when a line has the state of another row, or when the second reading of
+    `warmed_up` does not continue from the first.
+    """
+    directory = data_directory / "elmo" / "bilm"
+    sentences = json.loads((directory / "lm_embeddings_sentences.json").read_text())
+    lines = [sentences[row][number] for number in range(10) for row in range(3)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (tmp_path / "twice.txt").write_text("\n".join([*lines[:3], *lines]) + "\n", encoding="utf-8")
+    assert run_here("convert", "import", f"elmo:{directory}", "--run", tmp_path / "elmo").code == 0
+
+    def layer(state, name="lines"):
+        output = tmp_path / f"{state}-{name}.jsonl"
+        words = ["--run", tmp_path / "elmo", "--input", tmp_path / f"{name}.txt", "--layers", 2, "--state", state]
+        with first_devices(1):
+            ended = run_here("evaluate", "features", *words, "--batch-size", 3, "--output", output)
+        assert ended.code == 0 and f"state {state.replace('_', ' ')}" in ended.output + ended.errors, ended.errors
+        rows = [json.loads(line)["features"] for line in output.read_text(encoding="utf-8").splitlines()]
+        return [np.array([word["layers"][0]["values"] for word in row]) for row in rows]
+
+    carried = layer("carried")
+    for place, found in enumerate(carried):
+        with h5py.File(directory / f"lm_embeddings_{place % 3}.hdf5") as file:
+            wanted = np.concatenate(list(file[str(place // 3)][...]), axis=-1)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    warmed = layer("warmed_up")
+    for found, wanted in zip(warmed, layer("carried", "twice")[3:], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    assert max(np.abs(a - b).max() for a, b in zip(warmed[:3], carried[:3], strict=True)) > 1e-3
 
 
 @pytest.mark.data
