@@ -189,6 +189,8 @@ def test_without_tensorflow_a_set_that_is_not_prepared_names_the_extra(tmp_path,
 
     if importlib.util.find_spec("tensorflow"):
         pytest.skip("TensorFlow is installed: TFDS would download the set")
+    # TFDS tries to download it, and waits for minutes between the attempts.
+    monkeypatch.setattr("urllib3.util.retry.Retry.get_backoff_time", lambda retry: 0)
     with pytest.raises(InputError, match="needs TensorFlow; run launch/setup.sh cpu tfds") as error:
         read_task("cola", f"tfds:{tmp_path}")
     assert "\n" not in str(error.value)

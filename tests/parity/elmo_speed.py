@@ -1,0 +1,111 @@
+"""Time a training step of an ELMo here and in PyTorch, in turn: 2 x 512 units with projections of 128, 32 x 20 words.
+
+`cd tests && python -m parity.elmo_speed`. Float32 on the CPU, all cores, no dropout, the whole softmax over 20,000
+words. PyTorch's program has torch.nn.LSTM with proj_size for each direction of each layer, the convolutions, highway,
+projection and residual of `pretrain/elmo_small`, and torch.optim.Adagrad with the norm clipped at 10. It has no clips
+of cells and projections, which torch.nn.LSTM lacks. Each round is one process of each program.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+ROWS, WORDS, UNITS, PROJECTION, VOCABULARY = 32, 20, 512, 128, 20_000
+FILTERS, CHARACTER_WIDTH, BYTES, CHARACTERS = ((1, 16), (2, 16), (3, 32), (4, 64)), 16, 50, 261
+
+
+def in_torch(steps: int, warmup: int) -> float:
+    """Return the median seconds of a training step."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            total = sum(number for _, number in FILTERS)
+            self.characters = nn.Embedding(CHARACTERS, CHARACTER_WIDTH)
+            self.filters = nn.ModuleList(nn.Conv1d(CHARACTER_WIDTH, number, width) for width, number in FILTERS)
+            self.highway, self.gate = nn.Linear(total, total), nn.Linear(total, total)
+            self.projection = nn.Linear(total, PROJECTION)
+            self.layers = nn.ModuleList(
+                nn.LSTM(PROJECTION, UNITS, batch_first=True, proj_size=PROJECTION) for _ in range(4)
+            )
+            self.output = nn.Linear(PROJECTION, VOCABULARY)
+
+        def direction(self, ids, layers, state):
+            x = self.characters(ids.reshape(-1, BYTES)).transpose(1, 2)
+            x = torch.cat([functional.relu(filter(x).amax(dim=-1)) for filter in self.filters], dim=-1)
+            gate = torch.sigmoid(self.gate(x))
+            x = self.projection(gate * functional.relu(self.highway(x)) + (1 - gate) * x)
+            first, one = layers[0](x.reshape(ROWS, WORDS, PROJECTION), state[0])
+            second, two = layers[1](first, state[1])
+            return first + second, (one, two)
+
+        def forward(self, inputs, targets, states):
+            losses, ends = [], []
+            for way in range(2):
+                x, end = self.direction(inputs[way], self.layers[2 * way : 2 * way + 2], states[way])
+                losses.append(functional.cross_entropy(self.output(x).reshape(-1, VOCABULARY), targets[way]))
+                ends.append([tuple(part.detach() for part in state) for state in end])
+            return WORDS * sum(losses) / 2, ends
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    model, rng = Model(), np.random.default_rng(0)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.2, initial_accumulator_value=1.0, eps=0.0)
+    zeros = (torch.zeros(1, ROWS, PROJECTION), torch.zeros(1, ROWS, UNITS))
+    states, seconds = [[zeros, zeros], [zeros, zeros]], []
+    for _ in range(warmup + steps):
+        inputs = torch.tensor(rng.integers(0, CHARACTERS, (2, ROWS, WORDS, BYTES)))
+        targets = torch.tensor(rng.integers(0, VOCABULARY, (2, ROWS * WORDS)))
+        started = time.perf_counter()
+        loss, states = model(inputs, targets, states)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[warmup:])
+
+
+def here(steps: int, warmup: int) -> float:
+    """Return the median seconds of a training step of `jaxlm.bench`."""
+    sizes = {"vocab-size": VOCABULARY, "width": 2 * PROJECTION, "units": UNITS, "dropout-rate": 0}
+    words = [word for name, value in sizes.items() for word in (f"--model.{name}", str(value))]
+    words += ["--batch-size", str(ROWS), "--length", str(WORDS), "--steps", str(steps), "--warmup", str(warmup)]
+    command = [sys.executable, "-m", "jaxlm.bench", "pretrain/elmo_small", *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
+
+
+def main() -> None:
+    """Print the seconds of each round, their ratio, and its median."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("rounds", 3), ("steps", 20), ("warmup", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--one", choices=("jaxlm", "torch"), help=argparse.SUPPRESS)  # a round in a process of its own
+    arguments = parser.parse_args()
+    if arguments.one:
+        print({"jaxlm": here, "torch": in_torch}[arguments.one](arguments.steps, arguments.warmup))
+        return
+    environment, ratios = os.environ | {"JAX_PLATFORMS": "cpu"}, []
+    for _ in range(arguments.rounds):
+        found = {}
+        for program in ("jaxlm", "torch"):
+            command = [sys.executable, "-m", "parity.elmo_speed", *sys.argv[1:], "--one", program]
+            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            found[program] = float(done.stdout.splitlines()[-1])
+        ratios.append(found["torch"] / found["jaxlm"])
+        print(f"jaxlm {found['jaxlm']:.3f} s, torch {found['torch']:.3f} s, speed {ratios[-1]:.2f}", flush=True)
+    print(f"median speed {statistics.median(ratios):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
