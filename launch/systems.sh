@@ -67,6 +67,8 @@ for part in "${parts[@]}"; do
   [ -d "$data/$part" ] || fail "DATA must have a directory $part, got none in $data"
 done
 
+. launch/multi30k.bash
+
 # Each function below runs steps of the system `name`, whose runs are called `model`. A store is that of a tokenizer.
 store() { # KIND TOKENIZER
   run "$1-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" --tokenizer "$2" --output "$out/stores/$1"
@@ -148,13 +150,7 @@ all() {
         ;;
       mt_lstm)
         files=$out/multi30k
-        mkdir -p "$files"
-        for language in en de; do
-          for part in train val; do
-            ln -sf "$(realpath "$data/translation/multi30k/$part.$language")" "$files/$part.$language"
-          done
-          ln -sf "$(realpath "$data/translation/multi30k/test_2016_flickr.$language")" "$files/test.$language"
-        done
+        link_multi30k "$data" "$files"
         run parallel-store python -m jaxlm.prepare --source "lines:$files/train.en" --source "lines:$files/train.de" \
           --tokenizer train-sentencepiece:5000 --output "$out/stores/parallel"
         run "$model-pretrain" python -m jaxlm.finetune finetune/mt_lstm_small --run "$out/$model" --seed "$seed" \

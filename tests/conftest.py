@@ -105,7 +105,7 @@ def names_of_arguments():
 
 @pytest.fixture
 def room_for_programs():
-    """For tests that count programs: a process that has called 8,192 is told by JAX that a new function has none."""
+    """For tests that count compiled programs: JAX keeps none of a new function in a process that holds 8,192."""
     import jax
 
     jax.clear_caches()

@@ -23,7 +23,7 @@ from jaxlm.inference.loaded_run import LoadedRun, load_run
 from jaxlm.inference.rows import default_batch_size, longest_first, padded, row_positions, run_batches
 from jaxlm.interop.sources import KINDS, read_published
 from jaxlm.models import build, family_of
-from jaxlm.models.model import Inputs, Model, source_inputs
+from jaxlm.models.model import Inputs, Model, Outputs, source_inputs
 from jaxlm.nn.config import Execution
 from jaxlm.tasks import FORMATS, kinds
 from jaxlm.text.characters import NUM_CHARACTERS, PADDING, character_ids
@@ -59,10 +59,14 @@ def states_step(model: Model, layers: tuple[int, ...] | None, mesh: Mesh) -> Ste
         outputs = model.read(params, inputs, layers=layers is not None)
         if layers is None:
             return outputs.states[:, :, None].astype(jnp.float32)
-        hidden_NBLD = jnp.asarray(outputs.layers)[np.array(layers)]
-        return jnp.moveaxis(hidden_NBLD, 0, 2).astype(jnp.float32)
+        return _chosen(outputs, layers)
 
     return jax.jit(states, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def _chosen(outputs: Outputs, layers: tuple[int, ...]) -> jax.Array:
+    """Return the states of these layers, float32 (B, L, layers, D)."""
+    return jnp.moveaxis(jnp.asarray(outputs.layers)[np.array(layers)], 0, 2).astype(jnp.float32)
 
 
 def carried_step(model: Model, layers: tuple[int, ...], mesh: Mesh, rows: int) -> Step:
@@ -74,9 +78,8 @@ def carried_step(model: Model, layers: tuple[int, ...], mesh: Mesh, rows: int) -
     @jax.jit
     def apply(params: Any, inputs: Inputs, carry: Any) -> tuple[jax.Array, Any]:
         outputs = model(params, inputs, carry, layers=True)
-        hidden_NBLD = jnp.asarray(outputs.layers)[np.array(layers)]
-        states = jnp.moveaxis(hidden_NBLD, 0, 2).astype(jnp.float32)
-        return jax.lax.with_sharding_constraint(states, NamedSharding(mesh, PartitionSpec())), outputs.carry
+        states = jax.lax.with_sharding_constraint(_chosen(outputs, layers), NamedSharding(mesh, PartitionSpec()))
+        return states, outputs.carry
 
     carry = model.stream_carry(rows)
 

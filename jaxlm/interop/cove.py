@@ -36,9 +36,8 @@ _ROWS_WITHOUT_WORD = 2  # of the table: an unknown word, and the end of a docume
 _BIASES = Layout(
     lambda tensors, shape: np.add(*tensors, dtype=np.float32), lambda leaf: [leaf, np.zeros(leaf.shape, leaf.dtype)]
 )
-# The leaves of a layer's direction, and the table of word vectors, by family.
+# The leaves of a layer's direction, by family.
 _LEAVES = {"bilstm": "backbone/layer_{n}/layer_0_{way}_", "mt_lstm": "backbone/layer_{n}/{way}/"}
-_TABLES = {"bilstm": "backbone/embeddings/tokens", "mt_lstm": "backbone/embeddings/source_tokens"}
 
 
 def rules(model: Any) -> list[Rule]:
@@ -51,6 +50,13 @@ def rules(model: Any) -> list[Rule]:
             found.append(Rule(f"{leaf}state_kernel", (f"weight_hh_{end}",), linear()))
             found.append(Rule(f"{leaf}bias", (f"bias_ih_{end}", f"bias_hh_{end}"), _BIASES))
     return found
+
+
+def _table(model: Any) -> str:
+    """Return the leaf of the word vectors."""
+    table = family_of(model).word_vectors
+    assert table is not None  # both families have them
+    return f"backbone/{table.parameter}"
 
 
 def read(file: Path, spec: str, case: Case = "auto") -> Published:
@@ -76,7 +82,7 @@ def read(file: Path, spec: str, case: Case = "auto") -> Published:
             f"such file; link them there with ln -s VECTORS.txt {vectors}"
         )
     words, table_VW = _vocabulary(vectors, model.word_width)
-    leaves[_TABLES[model.kind]] = table_VW
+    leaves[_table(model)] = table_VW
     return Published(
         name=spec,
         model=replace(model, vocab_size=len(table_VW)),
@@ -99,7 +105,10 @@ def _vocabulary(path: Path, width: int) -> tuple[list[str], np.ndarray]:
     values, unknown = array.array("f", bytes(4 * width * _ROWS_WITHOUT_WORD)), np.zeros(width, np.float32)
     for word, vector in read_vectors(str(path), width):
         if len(vector) != width:
-            raise InputError(f"{path} must have {width} numbers for a word, as the encoder reads, got {len(vector)}")
+            raise InputError(
+                f"{path} must have {width} numbers for a word, as the encoder reads, got {len(vector)}; give the "
+                "vectors that it was trained with"
+            )
         if word == UNKNOWN:
             unknown = vector
         elif not re.search(r"\s", word):
@@ -123,7 +132,7 @@ def write_export(file: Path, model: Any, leaves: Mapping[str, np.ndarray], token
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         fresh.mkdir(parents=True)
-        _write(fresh, file.name, planned, tokenizer, leaves[_TABLES[model.kind]])
+        _write(fresh, file.name, planned, tokenizer, leaves[_table(model)])
         present = [target for target in targets if target.exists()]
         for target in present:
             if not target.is_file() or not cmp(fresh / target.name, target, shallow=False):

@@ -23,15 +23,10 @@ done
 names+=(table)
 guesses+=(2)
 . launch/steps.bash
+. launch/multi30k.bash
 
 files=$out/multi30k
-mkdir -p "$files"
-for language in en de; do
-  for part in train val; do
-    ln -sf "$(realpath "$data/translation/multi30k/$part.$language")" "$files/$part.$language"
-  done
-  ln -sf "$(realpath "$data/translation/multi30k/test_2016_flickr.$language")" "$files/test.$language"
-done
+link_multi30k "$data" "$files"
 run vectors --makes "$out/vectors.txt" python launch/demonstrations/vectors.py --text "$data/books/train/*.txt" \
   --output "$out/vectors.txt" --width 100
 run store python -m jaxlm.prepare --source "lines:$files/train.en" --source "lines:$files/train.de" \

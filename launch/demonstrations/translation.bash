@@ -15,15 +15,10 @@ done
 names+=(table curves)
 guesses+=(2 2)
 . launch/steps.bash
+. launch/multi30k.bash
 
 files=$out/multi30k
-mkdir -p "$files"
-for language in en de; do
-  for part in train val; do
-    ln -sf "$(realpath "$data/translation/multi30k/$part.$language")" "$files/$part.$language"
-  done
-  ln -sf "$(realpath "$data/translation/multi30k/test_2016_flickr.$language")" "$files/test.$language"
-done
+link_multi30k "$data" "$files"
 run store python -m jaxlm.prepare --source "lines:$files/train.en" --source "lines:$files/train.de" \
   --tokenizer train-sentencepiece:4000 --output "$out/store"
 for seed in "${seeds[@]}"; do

@@ -3,7 +3,7 @@
 `cd tests && python -m parity.elmo_speed`. Float32 on the CPU, all cores, no dropout, the whole softmax over 20,000
 words. PyTorch's program has torch.nn.LSTM with proj_size for each direction of each layer, the convolutions, highway,
 projection and residual of `pretrain/elmo_small`, and torch.optim.Adagrad with the norm clipped at 10. It has no clips
-of cells and projections, which torch.nn.LSTM lacks. Each round is one process of each program.
+of cells and projections, which torch.nn.LSTM lacks.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def here(steps: int, warmup: int) -> float:
     words = [word for name, value in sizes.items() for word in (f"--model.{name}", str(value))]
     words += ["--batch-size", str(ROWS), "--length", str(WORDS), "--steps", str(steps), "--warmup", str(warmup)]
     command = [sys.executable, "-m", "jaxlm.bench", "pretrain/elmo_small", *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
 
 
@@ -90,20 +91,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rounds", 3), ("steps", 20), ("warmup", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--one", choices=("jaxlm", "torch"), help=argparse.SUPPRESS)  # a round in a process of its own
-    arguments = parser.parse_args()
-    if arguments.one:
-        print({"jaxlm": here, "torch": in_torch}[arguments.one](arguments.steps, arguments.warmup))
-        return
-    environment, ratios = os.environ | {"JAX_PLATFORMS": "cpu"}, []
-    for _ in range(arguments.rounds):
-        found = {}
-        for program in ("jaxlm", "torch"):
-            command = [sys.executable, "-m", "parity.elmo_speed", *sys.argv[1:], "--one", program]
-            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-            found[program] = float(done.stdout.splitlines()[-1])
-        ratios.append(found["torch"] / found["jaxlm"])
-        print(f"jaxlm {found['jaxlm']:.3f} s, torch {found['torch']:.3f} s, speed {ratios[-1]:.2f}", flush=True)
+    arguments, ratios = vars(parser.parse_args()), []
+    for _ in range(arguments.pop("rounds")):
+        ours, theirs = here(**arguments), in_torch(**arguments)
+        ratios.append(theirs / ours)
+        print(f"jaxlm {ours:.3f} s, torch {theirs:.3f} s, speed {ratios[-1]:.2f}", flush=True)
     print(f"median speed {statistics.median(ratios):.2f}", flush=True)
 
 
