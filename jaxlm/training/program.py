@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,15 @@ from jaxlm.models.model import Model
 from jaxlm.objectives.objective import Objective
 from jaxlm.training.config import FinetuneConfig, PretrainConfig
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, ParameterGroup, make_optimizer
-from jaxlm.training.step import Settings, TrainState, abstract_state, make_fresh_state, make_train_step, settings_of
+from jaxlm.training.step import (
+    Settings,
+    TrainState,
+    abstract_params,
+    abstract_state,
+    make_fresh_state,
+    make_train_step,
+    settings_of,
+)
 from jaxlm.training.weights import no_iterates
 
 REMATS: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")  # the fastest first
@@ -105,8 +113,7 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
     def carry() -> Any:
         return learner.carry(config.batch_size or 0)
 
-    boxed = jax.eval_shape(lambda: learner.init_params(jax.random.key(0)))
-    optimizer = make_optimizer(config.optimizer, boxed, learner.groups)
+    optimizer = make_optimizer(config.optimizer, abstract_params(learner.init_params), learner.groups)
     optional_state = _optional_state(config)
     abstract = abstract_state(learner.init_params, optimizer, mesh, carry, **optional_state)
     pure_step = make_train_step(
@@ -189,8 +196,8 @@ class CompiledStep:
 
         InputError if the memory of the devices does not suffice.
         """
-        leaves, structure = jax.tree.flatten(batch)  # the structure has the class, whose arrays another may have too
-        shapes = (structure, *((leaf.shape, leaf.dtype.name) for leaf in leaves))
+        leaves, structure = jax.tree.flatten(batch)
+        shapes = (type(batch), structure, *((leaf.shape, leaf.dtype.name) for leaf in leaves))
         program = self.programs.get(shapes)
         if program is None:
             size, rows = " x ".join(map(str, leaves[0].shape)), leaves[0].shape[self.rows_axis]
@@ -211,6 +218,9 @@ class CompiledStep:
         return program
 
     def _compiled(self, *arguments: Any) -> Compiled:
+        # To JAX, structures of classes with the same fields are equal where their hashes fall together: of 300 classes
+        # 40 got the trace of another one.
+        cast(Any, self.step).clear_cache()
         return self.step.lower(*arguments).compile(compiler_options=self.options)
 
 
