@@ -32,7 +32,7 @@ from jaxlm.flags import (
     with_new_flags,
 )
 from jaxlm.ranges import checked
-from jaxlm.wording import did_you_mean, flag, nearest
+from jaxlm.wording import did_you_mean, either, flag, nearest
 
 # Marks, in an Annotated type, a union whose member is chosen on the command line by its literal field
 # (`--data.layout packed`). Of other unions the config file chooses the member.
@@ -320,7 +320,7 @@ def _check_flags_of(chosen: str, members: Mapping[str, Any], given: Iterable[str
         owners = [kind for kind, known in parts.items() if part in known]
         if union == name and owners and chosen not in owners:
             raise InputError(
-                f"{field} must be given with {name}.{key} {' or '.join(owners)}, got {chosen}; leave it out, or give "
+                f"{field} must be given with {name}.{key} {either(owners)}, got {chosen}; leave it out, or give "
                 f"--{name}.{key} {owners[0]}"
             )
 

@@ -6,7 +6,8 @@ which callers catch for damaged and missing files anyway.
 A written file appears under its name complete and on disk, or not at all. `atomic_file` is the one primitive. It writes
 to a hidden file in the same directory, syncs it, renames it and syncs the directory. If the block fails, the hidden
 file is removed and the previous file keeps its content. A killed process may leave its hidden file, whose name holds
-the process id, so that no other process writes to it; the next `atomic_output` of the same file removes it.
+the host and the process id, so that no other process writes to it; the next `atomic_output` of the same file removes
+it.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import glob
 import hashlib
 import json
 import os
+import socket
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -84,11 +86,11 @@ _NEW = 60  # seconds within which a hidden file may be opened and not locked yet
 @contextlib.contextmanager
 def atomic_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     """Open a file for writing, UTF-8 text or bytes, that replaces `path` when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
     try:
         with partial.open(mode, encoding="utf-8" if mode == "w" else None) as file:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while the process lives: see _remove_left
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held while the process lives: see remove_left
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -118,7 +120,7 @@ def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
 def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     """Open the file of an --output as `atomic_file` does. InputError if it cannot be written."""
     check_output(path)
-    _remove_left(path)
+    remove_left(path.parent, f".{glob.escape(path.name)}.*.partial", _NEW)
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(atomic_file(path, mode))
@@ -127,12 +129,15 @@ def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
         yield file
 
 
-def _remove_left(path: Path) -> None:
-    """Remove the hidden files of `path` that killed processes have left, on any machine: those that nobody locks."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+def remove_left(directory: Path, pattern: str, seconds: float) -> None:
+    """Remove the hidden files that killed processes have left, on any machine: those that nobody locks.
+
+    seconds: the age of those that are removed. A living process may not have locked a newer one yet.
+    """
+    for left in directory.glob(pattern):
         with contextlib.suppress(OSError), left.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - left.stat().st_mtime > _NEW:
+            if time.time() - left.stat().st_mtime >= seconds:
                 left.unlink()
 
 

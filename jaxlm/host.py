@@ -19,15 +19,20 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lock_file(path: Path) -> TextIO | None:
-    """Lock a file for this process alone and write the process into it.
+def user_cache() -> Path:
+    """Return jaxlm's folder among the user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm"
+
+
+def lock_file(path: Path, *, shared: bool = False) -> TextIO | None:
+    """Lock a file for this process alone, or with others that share the lock, and write the process into it.
 
     Closing the returned file, or the end of the process, releases the lock. Returns None on a file system without
-    locks. Raises LockHeld if another process holds the lock.
+    locks. Raises LockHeld if another process holds the lock and does not share it.
     """
     lock = path.open("a+", encoding="utf-8")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
         holder = lock.read().strip() or "another process"

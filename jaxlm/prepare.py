@@ -1,10 +1,12 @@
 """Make a token store from text: `python -m jaxlm.prepare --source 'text:books/*.txt' --tokenizer … --output DIR`.
 
 Worker processes stream the documents in bounded memory, one shard at a time, into OUTPUT.partial, which is renamed to
-OUTPUT when it is complete. A process that is killed at any moment loses no finished shard, and the same command
-continues. The same input gives the same bytes for any number of workers.
+OUTPUT when it is complete. If OUTPUT is a URL, shards are objects, from which the store is composed in the bucket. A
+process that is killed at any moment loses no finished shard, and the same command continues. The same input gives the
+same bytes for any number of workers. --estimate only prints what this would take.
 """
 
+import json
 import signal
 
 from jaxlm.config import command_line
@@ -21,9 +23,11 @@ def main() -> None:
     config, _ = command_line(PrepareConfig, program="prepare", description=__doc__)
     signal.signal(signal.SIGTERM, _raise_stopped)
     try:
-        prepare_store(**vars(config), messages=STANDARD)
+        found = prepare_store(**vars(config), messages=STANDARD)
     except KeyboardInterrupt:
         raise Stopped(_STOPPED) from None
+    if config.estimate:
+        print(json.dumps(found), flush=True)
 
 
 def _raise_stopped(*_: object) -> None:

@@ -127,3 +127,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return value
+
+
+def shortened(text: str) -> str:
+    """Return a text of an error, without its middle if it has more than 300 characters."""
+    return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]}"

@@ -5,13 +5,13 @@ cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'TEXT'
-usage: launch/pod_worker.sh install | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB LINES | result JOB |
+usage: launch/pod_worker.sh install [EXTRA ...] | stage SOURCE FOLDER | start JOB COMMAND ... | follow JOB LINES | result JOB |
                             status JOB | stop JOB | end JOB
 
 Runs on a worker of a pod, called by launch/tpu_pod.sh. A job is one process with its files in ~/jaxlm-pod/jobs/JOB:
 pid, born (the machine's boot id and the process's start time in that boot), command, log, and exit once it has ended.
 SIGTERM to the process of any one worker makes all of them save and stop.
-  install   install Python 3.13 if it is missing, and .venv for a TPU
+  install   install Python 3.13 if it is missing, and .venv for a TPU with these extras
   stage     copy a folder of gs:// to FOLDER in the home directory, except files that are already there
   start     run COMMAND in .venv, unless it is running; fails while the job runs another command or commit
   follow    print the log's last LINES and what follows until the job ends, for at most an hour, then "exit RESULT"
@@ -55,7 +55,7 @@ install() {
     "$HOME/.local/bin/uv" python install --quiet 3.13
     python=$("$HOME/.local/bin/uv" python find 3.13)
   fi
-  PYTHON=$python launch/setup.sh tpu
+  PYTHON=$python launch/setup.sh tpu "$@"
 }
 
 start() {
@@ -133,7 +133,7 @@ end() {
 
 case "${1:-}" in
   -h | --help) usage ;;
-  install) install ;;
+  install) "$@" ;;
   stage)
     mkdir -p "$HOME/$3"
     gcloud storage rsync --recursive "$2" "$HOME/$3"

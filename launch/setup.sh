@@ -9,7 +9,7 @@ usage: launch/setup.sh [cpu|gpu|tpu] [EXTRA ...]
 
 Creates .venv with jaxlm and pinned versions of its dependencies, for this kind of device (default: cpu).
 It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: elmo gpt1 music
-parquet zero-shot tfds test parity harness docs gpu-compiler (described in setup.cfg). PYTHON=... selects the
+parquet ray s3 zero-shot tfds test parity harness docs gpu-compiler (described in setup.cfg). PYTHON=... selects the
 interpreter, Python 3.11 to 3.14; the default is python3, else the newest of these. A .venv of another version than
 PYTHON is recreated with what it had.
 TEXT
@@ -35,10 +35,10 @@ esac
 [ $# -eq 0 ] || shift
 for extra in "$@"; do
   case "$extra" in
-    elmo | gpt1 | music | parquet | zero-shot | tfds | test | parity | harness | docs | gpu-compiler) ;;
+    elmo | gpt1 | music | parquet | ray | s3 | zero-shot | tfds | test | parity | harness | docs | gpu-compiler) ;;
     *)
       usage >&2
-      fail "an extra must be elmo, gpt1, music, parquet, zero-shot, tfds, test, parity, harness, docs or gpu-compiler, got '$extra'"
+      fail "an extra must be elmo, gpt1, music, parquet, ray, s3, zero-shot, tfds, test, parity, harness, docs or gpu-compiler, got '$extra'"
       ;;
   esac
 done

@@ -6,16 +6,28 @@
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
-# Example for Slurm: pretrain on several machines with GPUs, one process on each, and continue after a requeue.
+# Example for Slurm: pretrain on several machines with GPUs, one process on each, and continue after a requeue; or
+# prepare a store on the machines of an array.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: launch/slurm.sh is a batch script: sbatch [Slurm's options] launch/slurm.sh CONFIG --run RUN [--field value ...]
+       or sbatch --nodes=1 --gpus-per-node=0 [--array=0-15] launch/slurm.sh prepare --output STORE [--field value ...]
 
 Submit it from the checkout; all machines must see its .venv (launch/setup.sh gpu) and RUN. Two minutes before the time
 limit every process gets SIGTERM, saves and ends with 75; the job is requeued and continues.
+
+prepare runs jaxlm.prepare on one machine. Each job of an array encodes a part of the text (--part) into the directory
+STORE.partial, which all machines must see. Afterwards the same command without --array joins the parts to the store:
+submit it with --dependency=afterok:JOB.
 TEXT
+}
+
+# End with the exit code of the command; a command that was stopped goes on later.
+requeue() {
+  [ "$1" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+  exit "$1"
 }
 
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
@@ -31,6 +43,17 @@ fi
   echo "error: $PWD has no .venv: submit from the checkout, after launch/setup.sh gpu" >&2
   exit 2
 }
+if [ "${1:-}" = prepare ]; then
+  shift
+  part=()
+  if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    index=$(((SLURM_ARRAY_TASK_ID - ${SLURM_ARRAY_TASK_MIN:-0}) / ${SLURM_ARRAY_TASK_STEP:-1}))
+    part=(--part "$index/$SLURM_ARRAY_TASK_COUNT")
+  fi
+  code=0
+  srun --ntasks=1 --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" .venv/bin/python -m jaxlm.prepare "$@" "${part[@]}" || code=$?
+  requeue "$code"
+fi
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 code=0
@@ -40,7 +63,4 @@ srun --kill-on-bad-exit=0 bash -c '
   exec .venv/bin/python -m jaxlm.pretrain "$@" --distributed.coordinator '"$first:$port"' \
     --distributed.num-processes "$SLURM_NTASKS" --distributed.process-id "$SLURM_PROCID"
 ' worker "$@" || code=$?
-if [ "$code" -eq 75 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
+requeue "$code"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrain on a Cloud TPU pod that may be preempted at any time: launch/tpu_pod.sh --help.
+# Pretrain, or prepare a store, on a Cloud TPU pod that may be preempted at any time: launch/tpu_pod.sh --help.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,6 +7,8 @@ usage() {
   cat <<'TEXT'
 usage: launch/tpu_pod.sh [create|stop|status|logs|delete] --name NAME --zone ZONE --project PROJECT
                          --type TYPE --run gs://BUCKET/RUN [options] -- CONFIG [--field value ...]
+       launch/tpu_pod.sh prepare --name NAME --zone ZONE --project PROJECT --type TYPE [options] --
+                         --source text:gs://BUCKET/TEXT --output gs://BUCKET/STORE [--field value ...]
 
 create (the default) requests a pod, or uses the existing one of that name. It installs the current commit with its pins
 on all workers, copies the token stores from gs:// to each worker's disk, starts
@@ -15,11 +17,13 @@ pod is preempted it requests a new one and continues from the newest checkpoint,
 deletes the pod. It may itself be stopped and called again: the pod stays, and its last line says so. Billing starts
 when the pod becomes ACTIVE. The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another
 run, is left alone.
+prepare does the same with a store instead of a run: it starts Ray on all workers and the first of them runs
+`python -m jaxlm.prepare` with all their cores. Ray ends with it. For the other commands the store is the --run.
   stop     send SIGTERM to the run: all workers save one step and end; the pod stays
   status   print the state of the pod, and of the run on each worker
   logs     print the log of the first worker
   delete   delete the pod, which ends the launchers that follow it; the run stays in gs://
-stop and delete need --run, as create does; status and logs do not.
+stop and delete need --run, as create does; status and logs do not. prepare takes it from --output.
 
   --name, --zone, --project, --type, --run   as above. Defaults: $JAXLM_POD_NAME, $JAXLM_POD_ZONE, $JAXLM_POD_PROJECT,
                                              $JAXLM_POD_TYPE, $JAXLM_POD_RUN. TYPE counts chips in v5litepod-16 and
@@ -29,6 +33,7 @@ stop and delete need --run, as create does; status and logs do not.
   --slices N     use N pods of TYPE as one (multislice); repeat it for stop, status and logs
   --image IMAGE  the TPU runtime. Default: $JAXLM_POD_IMAGE, else chosen by TYPE
   --keep         keep the pod when the run is complete
+  --no-copy      leave the stores at gs://: the workers read and keep what a step needs (give --data.order blocks too)
   --retries N    give up after N consecutive failures, or N refused requests for a new pod (default 3). A preemption or
                  an hour of training resets the count; the first request is not repeated
   --dry-run      print every command and run none
@@ -50,15 +55,20 @@ now() { date +%s; }
 # Flags
 
 command=create
+job=run   # what the workers make: a run or a store
 closed='' # set once a last line was printed
 name=${JAXLM_POD_NAME:-} zone=${JAXLM_POD_ZONE:-} project=${JAXLM_POD_PROJECT:-}
 type=${JAXLM_POD_TYPE:-} run=${JAXLM_POD_RUN:-}
-image=${JAXLM_POD_IMAGE:-} tier='on demand' slices=1 keep='' retries=3 dry=''
+image=${JAXLM_POD_IMAGE:-} tier='on demand' slices=1 keep='' copy=1 retries=3 dry=''
 training=()
 while [ $# -gt 0 ]; do
   case "$1" in
     create | stop | status | logs | delete)
       command=$1
+      shift
+      ;;
+    prepare)
+      command=create job=store
       shift
       ;;
     --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
@@ -73,6 +83,7 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     --keep) keep=1 && shift ;;
+    --no-copy) copy='' && shift ;;
     --dry-run) dry=1 && shift ;;
     -h | --help)
       usage
@@ -111,9 +122,40 @@ check_training() {
     words+=("$word")
     [[ $flag =~ ^--data\.(store|validation)$ ]] || continue
     [[ $word =~ ^gs://[^/]+/.+ ]] || fail "$flag must be gs://BUCKET/STORE, from which the workers copy it, got $word"
-    stores+=("$word")
+    [ -z "$copy" ] || stores+=("$word")
   done
   [[ " ${words[*]} " = *" --data.store "* ]] || fail "--data.store must be given after --: gs://BUCKET/STORE, from which the workers copy it"
+}
+
+# Reject arguments of jaxlm.prepare that all workers together cannot follow, and set `run` to the store's place.
+check_preparation() {
+  local word flag='' sources='' output=''
+  for word in "${training[@]}"; do
+    case "$word" in
+      --engine | --engine=* | --part | --part=* | --workers | --workers=*)
+        fail "${word%%=*} must be left out: the workers of the pod are Ray's" ;;
+      --source=* | --output=*)
+        flag=${word%%=*}
+        word=${word#*=}
+        ;;
+      --*)
+        flag=$word
+        continue
+        ;;
+    esac
+    case "$flag" in
+      --source)
+        [[ $word =~ ^[a-z]+:gs://[^/]+/.+ ]] || fail "--source must be KIND:gs://BUCKET/TEXT, which all workers see, got $word"
+        sources=1
+        ;;
+      --output) output=$word ;;
+    esac
+  done
+  [ -n "$sources" ] || fail "--source must be given after --: KIND:gs://BUCKET/TEXT, which all workers see"
+  [[ $output =~ ^gs://[^/]+/.+$ ]] || fail "--output must be given after --: gs://BUCKET/STORE, which all workers see, got '$output'"
+  [ -z "$run" ] || [ "${run%/}" = "${output%/}" ] || fail "--run must be left out: the pod is that of --output $output, got $run"
+  run=$output
+  words=("${training[@]}")
 }
 
 for flag in name zone project; do
@@ -125,6 +167,7 @@ done
 [[ $retries =~ ^[0-9]+$ ]] || fail "--retries must be a number, got $retries"
 if [ "$command" = create ]; then
   [[ $type =~ ^(v[0-9]+[a-z]*|v5litepod)-[0-9]+$ ]] || fail "--type must be an accelerator type, for example v5litepod-16, got '$type'"
+  [ "$job" = run ] || check_preparation
   [[ $run =~ ^gs://[^/]+/.+$ ]] || fail "--run must be gs://BUCKET/RUN, which all workers see, got '$run'"
   [ ${#training[@]} -gt 0 ] || fail "CONFIG must be given after --: launch/tpu_pod.sh ... -- pretrain/gpt1 --data.store gs://BUCKET/STORE"
   if [ -z "$image" ]; then
@@ -138,7 +181,7 @@ if [ "$command" = create ]; then
     esac
   fi
   [ -z "$(git status --porcelain)" ] || fail "this checkout has uncommitted changes; commit them, so that the run records its commit"
-  check_training
+  [ "$job" = store ] || check_training
 elif [ "$command" = stop ] || [ "$command" = delete ]; then
   [ -n "$run" ] || fail "--run must be given to $command a pod, or \$JAXLM_POD_RUN: the gs://BUCKET/RUN that $name was requested for, as a pod of another run is left alone"
 fi
@@ -235,21 +278,37 @@ commit=$(git rev-parse HEAD 2>/dev/null) || fail "this is not a checkout with a 
 home=jaxlm-pod/$commit
 worker=$home/launch/pod_worker.sh
 
-install() {
-  local archive=$scratch/jaxlm.tar.gz node
-  act git archive --format tar.gz --output "$archive" "$commit" || return
+# Copy a file to all workers: FILE NAME.
+send() {
+  local node
   for node in "${nodes[@]}"; do
-    act gcloud compute tpus tpu-vm scp "$archive" "$node:jaxlm-$commit.tar.gz" "${place[@]}" --worker all --quiet \
+    act gcloud compute tpus tpu-vm scp "$1" "$node:$2" "${place[@]}" --worker all --quiet \
       "${alive[@]/#/--scp-flag=}" || return
   done
-  on_all mkdir -p "$home" &&
-    on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home" &&
-    on_all "$worker" install
 }
 
-# Copy the stores to the workers' disks, and start the command with the copies.
+install() {
+  local archive=$scratch/jaxlm.tar.gz extras=()
+  act git archive --format tar.gz --output "$archive" "$commit" || return
+  send "$archive" "jaxlm-$commit.tar.gz" || return
+  if [ "$job" = store ]; then
+    extras=(ray)
+    (umask 077 && head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >"$scratch/ray-token")
+    send "$scratch/ray-token" jaxlm-ray-token || return
+  fi
+  on_all mkdir -p "$home" &&
+    on_all tar -xzf "jaxlm-$commit.tar.gz" -C "$home" &&
+    on_all "$worker" install "${extras[@]}"
+}
+
+# Copy the stores to the workers' disks, and start the command with the copies; or start Ray and prepare a store.
 start() {
-  local word folder copied=()
+  local word folder head=HEAD copied=()
+  if [ "$job" = store ]; then
+    [ -n "$dry" ] || head=$(described tpu-vm "${nodes[0]}" 'value(networkEndpoints[0].ipAddress)')
+    on_all "$worker" start "$name" launch/pod_prepare.sh "$head" "${words[@]}"
+    return
+  fi
   for word in "${words[@]}"; do
     if [[ " ${stores[*]} " = *" $word "* ]]; then
       folder=stores/$(basename "$word")-$(cksum <<<"$word" | cut -d ' ' -f 1)
@@ -378,7 +437,7 @@ create() {
     follow
     case "$result" in
       0)
-        say "run $run is complete"
+        say "$job $run is complete"
         [ -z "$keep" ] || say "pod $name is kept: it costs money until launch/tpu_pod.sh delete"
         if [ -z "$keep" ]; then
           [ -n "$dry" ] || mark_deleted
@@ -387,14 +446,14 @@ create() {
         closed=1
         return
         ;;
-      2) fail "the training command was rejected (its last line gives the reason); pod $name still exists and costs money (delete)" ;;
+      2) fail "the command was rejected (its last line gives the reason); pod $name still exists and costs money (delete)" ;;
       stopped)
-        say "run $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
+        say "$job $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
         closed=1
         exit 75
         ;;
       75)
-        say "run $run was interrupted and saved"
+        say "$job $run was interrupted and saved"
         sleep "$poll"
         continue
         ;;
@@ -406,10 +465,10 @@ create() {
         silent=''
         failed "the workers could not be reached for $patience s"
         ;;
-      *" READY") failed "the run failed" ;;
+      *" READY") failed "the ${job/store/command} failed" ;;
       *" UNKNOWN") sleep "$poll" ;;
       *)
-        say "pod $name was preempted; the run continues from its newest checkpoint"
+        say "pod $name was preempted; the $job continues from what is saved"
         failures=0 began='' silent=''
         ;;
     esac

@@ -82,7 +82,7 @@ def test_an_output_removes_what_killed_writers_left(tmp_path):
     kept = [".out1.tsv.1.partial", ".out[1].tsv.2.partial", ".out[1].tsv.3.partial", "out[1].tsv"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(kept)
     with atomic_output(path) as file:  # its own hidden file is locked while it is written
-        (hidden,) = tmp_path.glob(f".out[[]1].tsv.{os.getpid()}.partial")
+        (hidden,) = tmp_path.glob(f".out[[]1].tsv.*.{os.getpid()}.partial")
         with hidden.open() as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -16,6 +16,7 @@ import struct
 import threading
 import weakref
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,26 @@ class CheckedArray:
     """
 
     def __init__(
-        self, path: Path, dtype: np.dtype, length: int, checksums: np.ndarray | None = None, most: int | None = None
+        self,
+        path: Path,
+        dtype: np.dtype,
+        length: int,
+        checksums: np.ndarray | None = None,
+        most: int | None = None,
+        remedy: str = REMEDY,
     ):
-        """Map the file. checksums: (chunks,) uint32, or None for an array that is already checked."""
+        """Map the file.
+
+        checksums: (chunks,) uint32, or None for an array that is already checked. remedy: what helps if it is damaged.
+        """
         self.dtype, self.shape = dtype, (length,)
-        self._path, self._checksums, self._most = path, checksums, most
+        self._path, self._checksums, self._most, self._remedy = path, checksums, most, remedy
         try:
             # asarray: same pages, but slices of a memmap are slow.
             self._array = np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.zeros(0, dtype)
             self._descriptor = os.open(path, os.O_RDONLY)
         except (OSError, ValueError) as error:  # ValueError: it was truncated after the store was opened
-            raise DamagedStore(f"{path} cannot be read: {error}; {REMEDY}") from error
+            raise DamagedStore(f"{path} cannot be read: {error}; {remedy}") from error
         weakref.finalize(self, os.close, self._descriptor)
         self._left = 0 if checksums is None else len(checksums)  # number of unchecked chunks
         self._checked = bytearray(self._left)
@@ -99,9 +109,11 @@ class CheckedArray:
         try:  # read, not mapped: a disk error raises OSError here, but kills the process there
             content = os.pread(self._descriptor, wanted, begin)
         except OSError as error:
-            raise DamagedStore(f"{self._path}: bytes {where} cannot be read: {error.strerror}; {REMEDY}") from error
+            raise DamagedStore(
+                f"{self._path}: bytes {where} cannot be read: {error.strerror}; {self._remedy}"
+            ) from error
         if zlib.crc32(content) != self._checksums[chunk]:
-            raise DamagedStore(f"{self._path} is damaged in bytes {where} (wrong checksum); {REMEDY}")
+            raise DamagedStore(f"{self._path} is damaged in bytes {where} (wrong checksum); {self._remedy}")
         check_values(self._path, np.frombuffer(content, self.dtype), self._most)
         with self._lock:
             if not self._checked[chunk]:
@@ -127,12 +139,29 @@ def file_sha256(path: Path) -> str:
 
 def chunk_checksums(directory: Path, description: dict[str, Any]) -> bytes:
     """Return the content of `checksums.bin` for the described arrays in a directory."""
-    content = _HEADER.pack(_MAGIC, _VERSION, CHUNK, bytes.fromhex(description["fingerprint"]))
-    for _, array in sorted(description["arrays"].items()):
+    found = {}
+    for name, array in description["arrays"].items():
         with (directory / array["file"]).open("rb") as file:
-            found = [zlib.crc32(file.read(CHUNK)) for _ in range(0, array["bytes"], CHUNK)]
-        content += np.array(found, "<u4").tobytes()
+            found[name] = [zlib.crc32(file.read(CHUNK)) for _ in range(0, array["bytes"], CHUNK)]
+    return checksums_content(description, found)
+
+
+def checksums_content(description: dict[str, Any], checksums: Mapping[str, Sequence[int]]) -> bytes:
+    """Return the content of `checksums.bin`. checksums: of the chunks of each array."""
+    content = _HEADER.pack(_MAGIC, _VERSION, CHUNK, bytes.fromhex(description["fingerprint"]))
+    for name in sorted(description["arrays"]):
+        content += np.array(checksums[name], "<u4").tobytes()
     return content + struct.pack("<I", zlib.crc32(content))
+
+
+def digested(blocks: Iterable[bytes]) -> tuple[str, list[int]]:
+    """Return the SHA-256 and the chunk checksums of an array's content. blocks: all but the last of whole chunks."""
+    sha256, checksums = hashlib.sha256(), list[int]()
+    for block in blocks:
+        sha256.update(block)
+        view = memoryview(block)
+        checksums += [zlib.crc32(view[begin : begin + CHUNK]) for begin in range(0, len(block), CHUNK)]
+    return sha256.hexdigest(), checksums
 
 
 def read_checksums(directory: Path, description: dict[str, Any]) -> dict[str, np.ndarray] | None:

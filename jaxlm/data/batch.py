@@ -111,6 +111,8 @@ class ExampleBatch:
     index: int32 (B,), the example's row in its split, by which predictions are ordered (-1: padding).
     characters: int32 (B, C, L, characters), those of each token for models over words; None for all others.
     features: float32 (B, C, L, layers, D) each, of other models for each token; empty for models that read none.
+    masked: int32 (B, C, L), `ids` with some words replaced by MASK, which the views of cross-view training read; None
+    in labelled batches, and for views of whole sentences.
     """
 
     ids: Array
@@ -122,6 +124,7 @@ class ExampleBatch:
     index: Array
     characters: Array = None
     features: tuple[Array, ...] = ()
+    masked: Array = None
 
 
 @struct.dataclass

@@ -10,23 +10,26 @@ any number of documents, and the documents of a row follow by arithmetic.
 """
 
 import bisect
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxlm.data.plan_files import Making, plan_of
+from jaxlm.data.store import Section, Store
+
 # Documents processed at a time, which bounds the temporary arrays.
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 
 
 class Span(NamedTuple):
-    """Span of a row: `slots` pairs of a document, from pair `token` on.
+    """Span of a row: `slots` pairs of a document.
 
-    document: its number in the section. token: offset in the document of the first target if documents begin with the
-    end-of-document id, otherwise of the first input.
+    start: offset among the store's tokens of the first target if documents begin with the end-of-document id, otherwise
+    of the first input.
     """
 
-    document: int
-    token: int
+    start: int
     slots: int
 
 
@@ -41,22 +44,20 @@ class _Uses(NamedTuple):
 class Bins:
     """Items of given sizes packed into rows of `length` slots, index-addressed.
 
-    sizes: (items,) below 2^31, at most `length` each; items of size 0 are left out. most: maximum items per row (None:
-    as many as fit). rows: number of rows. total: sum of the sizes.
-    Memory: 4 bytes per item (8 from 2^31 items on), twice that while it is computed.
+    Items are numbered by size, then in their own order, and those of size 0 are left out: see `sort_by_size`.
+    counts: (length + 1,) number of items of each size. most: maximum items per row (None: as many as fit).
+    rows: number of rows. total: sum of the sizes. most_items: maximum items in a row.
     """
 
-    def __init__(self, sizes: np.ndarray, length: int, most: int | None = None):
-        counts = np.bincount(sizes, minlength=length + 1)
-        # Items by size, then in store order. A stable sort of small sizes is a linear-time radix sort.
-        order = np.argsort(sizes, kind="stable")[counts[0] :]
-        self._order = order.astype(np.int32 if len(sizes) < 1 << 31 else np.int64)
+    def __init__(self, counts: np.ndarray, length: int, most: int | None = None):
+        counts = np.array(counts, np.int64)
         counts[0] = 0
         self._class_starts = np.cumsum(counts) - counts
         self._patterns, self._times = pack_lengths(counts, length, most)
         self._ends = np.cumsum(self._times, dtype=np.int64)
         self.rows = int(self._ends[-1]) if len(self._times) else 0
         self.total = int(counts @ np.arange(len(counts)))
+        self.most_items = max((sum(part.uses for part in pattern) for pattern in self._patterns), default=0)
 
     def row(self, index: int) -> list[tuple[int, int]]:
         """Return the items of a row and their sizes, longest first."""
@@ -65,50 +66,83 @@ class Bins:
         items = []
         for slots, uses, taken in self._patterns[pattern]:
             first = int(self._class_starts[slots]) + taken + repeat * uses
-            items += [(item, slots) for item in self._order[first : first + uses].tolist()]
+            items += [(item, slots) for item in range(first, first + uses)]
         return items
 
-    @property
-    def most_items(self) -> int:
-        """Return the maximum number of items in a row."""
-        return max((sum(part.uses for part in pattern) for pattern in self._patterns), default=0)
+
+def sort_by_size(
+    counts: np.ndarray, blocks: Iterable[tuple[np.ndarray, *tuple[np.ndarray, ...]]], *columns: np.ndarray
+) -> None:
+    """Write values of items into `columns` at the items' numbers.
+
+    counts: as of `Bins`. blocks: the sizes of successive items, and a value of each for every column.
+    """
+    free = np.cumsum(counts) - counts
+    free -= counts[0]
+    for sizes, *values in blocks:
+        inner = np.bincount(sizes, minlength=len(counts))
+        # A stable sort of small sizes is a linear-time radix sort.
+        order = np.argsort(sizes, kind="stable")[inner[0] :]
+        inner[0] = 0
+        places = np.arange(len(order)) + np.repeat(free - (np.cumsum(inner) - inner), inner)
+        for column, value in zip(columns, values, strict=True):
+            column[places] = value[order]
+        free += inner
 
 
 class PackingPlan:
     """Rows of packed documents of a section, index-addressed.
 
-    starts: (documents + 1,) offsets of the documents' tokens. length: slots per row, L. begun: True if the first input
-    of a document is the end-of-document id, so that it has as many pairs as tokens.
+    store, section: the documents. length: slots per row, L.
     rows: number of rows. pairs: number of pairs of input and target in all rows.
-    Memory: 12 bytes per document (16 from 2^31 documents on), 26 while it is computed.
+    Memory, or a file, has 8 bytes per document, and 8 per row that one document fills.
     """
 
-    def __init__(self, starts: np.ndarray, length: int, *, begun: bool):
-        documents = len(starts) - 1
-        self._starts, self._length, self._unpaired = starts, length, 0 if begun else 1
-        rests = np.empty(documents, np.uint16 if length <= 1 << 16 else np.int32)
-        self._full_before = np.zeros(documents + 1, np.int64)
-        for first in range(0, documents, _BLOCK):
-            block = np.diff(np.asarray(starts[first : first + _BLOCK + 1]))
-            pairs = np.maximum(block - self._unpaired, 0)
-            rests[first : first + _BLOCK] = pairs % length
-            self._full_before[first + 1 : first + 1 + len(block)] = pairs // length
-        np.cumsum(self._full_before, out=self._full_before)
-        self._rests = Bins(rests, length)
-        self.rows = self._rests.rows + int(self._full_before[-1])
-        self.pairs = int(self._full_before[-1]) * length + self._rests.total
+    def __init__(self, store: Store, section: Section, length: int):
+        self._store, self._section, self._length = store, section, length
+        # The first input of a document is the end-of-document id, so that it has as many pairs as tokens.
+        self._unpaired = 1 if store.end is None else 0
+        plan = plan_of(store, section, {"kind": "packed", "length": length}, self._make)
+        self._starts, self._full_starts = plan.arrays["starts"], plan.arrays["full_starts"]
+        self._rests = Bins(np.array(plan.numbers["counts"]), length)
+        self.rows = self._rests.rows + len(self._full_starts)
+        self.pairs = len(self._full_starts) * length + self._rests.total
 
     def row(self, index: int) -> list[Span]:
         """Return the spans of a row, longest first."""
         if index >= self._rests.rows:
-            full = index - self._rests.rows
-            document = int(np.searchsorted(self._full_before, full, side="right")) - 1
-            return [Span(document, (full - int(self._full_before[document])) * self._length, self._length)]
-        spans = []
-        for document, slots in self._rests.row(index):
-            pairs = int(self._starts[document + 1]) - int(self._starts[document]) - self._unpaired
-            spans.append(Span(document, pairs - slots, slots))
-        return spans
+            return [Span(int(self._full_starts[index - self._rests.rows]), self._length)]
+        return [Span(int(self._starts[item]), slots) for item, slots in self._rests.row(index)]
+
+    def _make(self, making: Making) -> dict[str, Any]:
+        """Fill the offset of each remainder, by its number, and of each span that fills a row."""
+        length = self._length
+        counts, full = np.zeros(length + 1, np.int64), 0
+        for _, pairs in self._documents(making):
+            counts += np.bincount(pairs % length, minlength=length + 1)
+            full += int((pairs // length).sum())
+        full_starts, at = making.array("full_starts", "<i8", full), 0
+
+        def blocks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            nonlocal at
+            for starts, pairs in self._documents(making):
+                spans = pairs // length
+                first = np.repeat(np.cumsum(spans) - spans, spans)
+                numbers = np.arange(len(first)) - first
+                full_starts[at : at + len(first)] = np.repeat(starts, spans) + numbers * length
+                at += len(first)
+                yield (pairs % length).astype(np.uint16 if length <= 1 << 16 else np.int32), starts + spans * length
+
+        sort_by_size(counts, blocks(), making.array("starts", "<i8", int(counts[1:].sum())))
+        return {"counts": counts.tolist()}
+
+    def _documents(self, making: Making) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the offsets of documents and their numbers of pairs, a block at a time."""
+        first, last = self._section.first_document, self._section.first_document + self._section.documents
+        for begin in range(first, last, _BLOCK):
+            starts = np.asarray(self._store.document_starts[begin : min(begin + _BLOCK, last) + 1])
+            making.tell(begin - first, last - first)
+            yield starts[:-1], np.maximum(np.diff(starts) - self._unpaired, 0)
 
 
 def pack_lengths(counts: np.ndarray, length: int, most: int | None = None) -> tuple[list[tuple[_Uses, ...]], list[int]]:

@@ -144,7 +144,7 @@ class Pairs:
         return Pair(first, first_end, second, second_end, not random, start, end)
 
     def _check(self) -> None:
-        where = f"{self.store.path}: source {self.section.source}"
+        where = f"{self.store.place}: source {self.section.source}"
         if not self.rows:
             raise InputError(
                 f"{where} has no chunk of {SHORTEST} tokens to make a pair from; prepare the store without it"
@@ -286,7 +286,7 @@ def _special_ids(store: Store) -> tuple[int, int]:
     missing = [role.upper() for role in ROLES if role not in tokenizer.specials]
     if missing:
         raise InputError(
-            f"{store.path}: its vocabulary (kind {tokenizer.kind}) has no {', '.join(missing)}, which pairs and masks "
+            f"{store.place}: its vocabulary (kind {tokenizer.kind}) has no {', '.join(missing)}, which pairs and masks "
             "need; prepare it again with train-wordpiece:SIZE, train-sentencepiece:SIZE or a BERT vocabulary"
         )
     return tokenizer.specials["cls"], tokenizer.specials["sep"]

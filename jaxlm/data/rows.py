@@ -1,11 +1,11 @@
 """Training rows: row r of a run is a pure function of its stores, its layout, its seed and r.
 
 Each section of a store is a source of rows. In every epoch of a section each of its rows occurs once, in an order
-derived from (seed, section, epoch). Sections are interleaved evenly by their weights. All of this is arithmetic on r,
-so rows have random access: resuming costs nothing, and any number of processes divide the work by index.
+derived from (seed, section, epoch): see `jaxlm/data/order.py`. Sections are interleaved evenly by their weights. All of
+this is arithmetic on r, so rows have random access: resuming costs nothing, and any number of processes divide the work
+by index.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,22 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from grain.experimental import index_shuffle
 
 from jaxlm.data.batch import Batch, PairBatch
-from jaxlm.data.layouts.layout import IndependentRows, Layout, Source
+from jaxlm.data.layouts.layout import IndependentRows, Source
+from jaxlm.data.order import ORDERS
 from jaxlm.data.store import PairOrigin, RowOrigin, Store
 from jaxlm.errors import InputError
 
-# Grain's permutation is limited to 32 bits; a larger section is shuffled in parts that are interleaved evenly.
-_MOST_ROWS = 1 << 31
 # Sum of the integers that weights become unless they are row counts, so that mixing is exact arithmetic.
 _WEIGHT_SUM = 1 << 40
-_SHUFFLE_ROUNDS = 4
 _ORDER = 1  # version of the order of rows, part of its key
-# Up to this many rows, the order of an epoch is a list: Grain's permutation walks a cycle of 65,536 even for a few
-# rows, which takes 2 ms for an index of 12 rows.
-_LISTED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -44,12 +38,13 @@ class _Part:
 class TrainingRows:
     """Endless rows of a run.
 
+    A section with more rows than its order is limited to is ordered in parts that are interleaved evenly.
     data: their layout. sources: one per section. rows: number per pass.
     """
 
     def __init__(
         self,
-        data: Layout,
+        data: IndependentRows,
         sources: Sequence[Source],
         weights: Sequence[int],
         length: int,
@@ -57,10 +52,10 @@ class TrainingRows:
     ):
         self._data, self.length = data, length
         self.sources, self.rows = tuple(sources), sum(source.rows for source in sources)
-        self._seed = seed % 2**64
+        self._seed, self._order = seed % 2**64, ORDERS[data.order]
         self._parts: list[_Part] = []
         self._weights: list[int] = []
-        counts = [-(-source.rows // _MOST_ROWS) for source in sources]
+        counts = [-(-source.rows // self._order.most_rows) for source in sources]
         for source, weight, count in zip(sources, weights, counts, strict=True):
             edges = [source.rows * k // count for k in range(count + 1)]
             for first, end in itertools.pairwise(edges):
@@ -75,9 +70,15 @@ class TrainingRows:
     def read(self, indices: Sequence[int] | np.ndarray) -> Batch | PairBatch:
         """Return the rows of these indices as one batch, (len(indices), L)."""
         batch: Any = self.empty(len(indices))
-        for b, index in enumerate(indices):
-            part, row, epoch = self._place(int(index))
+
+        def fill(b: int) -> None:
+            part, row, epoch = self._place(int(indices[b]))
             part.source.fill(row, batch, b, epoch)
+
+        # The rows of a store at a URL wait for answers, so they are read side by side.
+        remote = next((source.store.remote for source in self.sources if source.store.remote), None)
+        for _ in (remote.pool.map if remote else map)(fill, range(len(indices))):
+            pass
         return batch
 
     def origin(self, index: int) -> list[RowOrigin] | list[PairOrigin]:
@@ -99,7 +100,7 @@ class TrainingRows:
         epoch, at = divmod(taken, part.rows)
         # A tuple and not a sum, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.
         key = (_ORDER, self._seed, part.number, epoch)
-        return part, part.first + _shuffled(at, part.rows, key), epoch
+        return part, part.first + self._order.row_at(at, part.rows, key), epoch
 
     def _part_of(self, index: int) -> tuple[_Part, int]:
         """Return the part that row `index` belongs to, and the number of earlier rows of that part.
@@ -129,7 +130,7 @@ def training_rows(stores: Sequence[Store], data: IndependentRows, *, length: int
         if source.rows == 0:
             section = source.section
             raise InputError(
-                f"{source.store.path}: source {section.source} holds {section.tokens} tokens in {section.documents} "
+                f"{source.store.place}: source {section.source} holds {section.tokens} tokens in {section.documents} "
                 "documents, too few for an input and a target; prepare the store without it"
             )
     return TrainingRows(data, sources, mixture_weights(sources, stores, data.weights), length, seed)
@@ -151,20 +152,3 @@ def mixture_weights(sources: Sequence[Source], stores: Sequence[Store], weights:
         of_store = weights[number] if weights else sum(rows)
         mixture += [of_store * weight / sum(own) for weight in own]
     return [max(1, round(_WEIGHT_SUM * weight / sum(mixture))) for weight in mixture]
-
-
-def _shuffled(at: int, rows: int, key: tuple[int, ...]) -> int:
-    """Return the `at`-th of `rows` indices in the order derived from `key`."""
-    if rows <= _LISTED_ROWS:
-        return int(_order(rows, key)[at])
-    return index_shuffle(at, max_index=rows - 1, seed=_seed32(key), rounds=_SHUFFLE_ROUNDS)
-
-
-@functools.lru_cache(maxsize=512)
-def _order(rows: int, key: tuple[int, ...]) -> np.ndarray:
-    return np.argsort(np.random.SeedSequence(key).generate_state(rows, np.uint64), kind="stable").astype(np.uint16)
-
-
-@functools.lru_cache(maxsize=4096)
-def _seed32(key: tuple[int, ...]) -> int:
-    return int(np.random.SeedSequence(key).generate_state(1)[0])

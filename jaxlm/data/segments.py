@@ -17,12 +17,14 @@ since the end of a sentence would reveal as much.
 
 import functools
 import itertools
-from typing import Literal, NamedTuple
+import tempfile
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxlm.data.batch import RandomNumbers
-from jaxlm.data.packing import Bins
+from jaxlm.data.packing import Bins, sort_by_size
+from jaxlm.data.plan_files import Making, plan_of
 from jaxlm.data.store import Section, Store
 from jaxlm.errors import InputError
 
@@ -34,6 +36,7 @@ SHORTEST = 2
 SPAN = 1 << 16
 _BLOCK_DOCUMENTS = 1 << 20
 _BLOCK_TOKENS = 1 << 28
+_SPOOLED = 1 << 28  # bytes of chunks in the order of the text that are kept in memory
 _VERSION = 1  # of the hash that samples short targets; the second of `SentencePairs.data_order`
 
 
@@ -51,27 +54,50 @@ class ChunkOptions(NamedTuple):
 class ChunkPlan:
     """Chunks of a section and their packing into rows, index-addressed.
 
-    starts: (chunks,) int64, offsets into the store's tokens. tokens: (chunks,) int32, number of tokens per chunk.
+    starts: (chunks,) int64, offsets into the store's tokens. tokens: (chunks,) int32, number of tokens per chunk. Both
+    are in the order of `bins`: by size, then by place.
     capacity: maximum tokens that a pair takes from its chunk. short: number of chunks with a short target.
     alone: number of single-sentence chunks. lost: number of tokens in no chunk. rows: number of rows.
-    Memory: 16 bytes per chunk, 28 while the plan is computed.
+    Memory, or a file, has 12 bytes per chunk.
     """
 
     def __init__(self, store: Store, section: Section, options: ChunkOptions):
         self.options = options
         self.capacity = options.length - SPECIALS
         assert self.capacity >= SHORTEST
+        self._section = section
         self._documents = np.asarray(store.document_starts)
         self._sentences = sentence_starts(store, options.sentence_tokens)
         self._ending = 0 if store.end is None else 1  # end-of-document ids, which are in no pair
-        self.short = self.alone = 0
-        parts = [self._split(first, end) for first, end in self._blocks(section)]
-        self.starts = np.concatenate([np.zeros(0, np.int64), *(starts for starts, _ in parts)])
-        self.tokens = np.concatenate([np.zeros(0, np.int32), *(tokens for _, tokens in parts)])
-        del parts
-        self.lost = section.tokens - section.documents * self._ending - int(self.tokens.sum(dtype=np.int64))
-        self.bins = Bins(np.minimum(self.tokens, self.capacity) + SPECIALS, options.length, options.pairs_per_row)
+        plan = plan_of(store, section, {"kind": "pairs", **options._asdict()}, self._make)
+        self.starts, self.tokens = plan.arrays["starts"], plan.arrays["tokens"]
+        self.short, self.alone, self.lost = (plan.numbers[name] for name in ("short", "alone", "lost"))
+        self.bins = Bins(np.array(plan.numbers["counts"]), options.length, options.pairs_per_row)
         self.rows = self.bins.rows
+
+    def _make(self, making: Making) -> dict[str, Any]:
+        """Fill the starts and sizes of the chunks, which are first kept in the order of the text."""
+        counts = np.zeros(self.options.length + 1, np.int64)
+        short = alone = tokens = blocks = 0
+        with tempfile.SpooledTemporaryFile(_SPOOLED) as spool:
+            for first, end in self._blocks(self._section):
+                making.tell(first - self._section.first_document, self._section.documents)
+                starts, sizes, some_short, some_alone = self._split(first, end)
+                counts += np.bincount(self._slots(sizes), minlength=len(counts))
+                short, alone = short + some_short, alone + some_alone
+                tokens, blocks = tokens + int(sizes.sum(dtype=np.int64)), blocks + 1
+                np.save(spool, starts)
+                np.save(spool, sizes)
+            spool.seek(0)
+            parts = ((np.load(spool), np.load(spool)) for _ in range(blocks))
+            columns = making.array("starts", "<i8", int(counts.sum())), making.array("tokens", "<i4", int(counts.sum()))
+            sort_by_size(counts, ((self._slots(sizes), starts, sizes) for starts, sizes in parts), *columns)
+        lost = self._section.tokens - self._section.documents * self._ending - tokens
+        return {"counts": counts.tolist(), "short": short, "alone": alone, "lost": lost}
+
+    def _slots(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the slots of a row that the pairs of chunks take."""
+        return np.minimum(tokens, self.capacity) + SPECIALS
 
     def _blocks(self, section: Section):
         """Yield ranges of the section's documents that are split in parallel."""
@@ -82,11 +108,12 @@ class ChunkPlan:
             yield first, end
             first = end
 
-    def _split(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and sizes of the chunks of documents first … end - 1."""
+    def _split(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Return the starts and sizes of the chunks of documents first … end - 1, and how many are short and alone."""
+        all_short = all_alone = 0
         at, stops, documents = self._spans(first, end)
         options, capacity, sentences = self.options, self.capacity, self._sentences
-        starts, sizes = [], []
+        starts, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
         while len(at):
             keys = at if options.short_drawn == "chunk" else documents
             targets, short = short_targets(keys, capacity, options.short_share)
@@ -104,14 +131,14 @@ class ChunkPlan:
             kept = tokens >= SHORTEST
             starts.append(at[kept])
             sizes.append(tokens[kept].astype(np.int32))
-            self.short += int(np.count_nonzero(short & kept))
+            all_short += int(np.count_nonzero(short & kept))
             inner = np.searchsorted(sentences, ends) - np.searchsorted(sentences, at, side="right")
-            self.alone += int(np.count_nonzero((inner == 0) & kept))
+            all_alone += int(np.count_nonzero((inner == 0) & kept))
             unfinished = ends < stops
             at, stops, documents = ends[unfinished], stops[unfinished], documents[unfinished]
         begins = np.concatenate(starts)
         order = np.argsort(begins, kind="stable")
-        return begins[order], np.concatenate(sizes)[order]
+        return begins[order], np.concatenate(sizes)[order], all_short, all_alone
 
     def _spans(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the start, stop and document of each span, without end-of-document ids."""
@@ -165,7 +192,7 @@ def chunk_plan(store: Store, section: Section, options: ChunkOptions) -> ChunkPl
     """Return the plan of a section, cached. Raises InputError if the store keeps no sentences."""
     if store.sentence_starts is None and not options.sentence_tokens:
         raise InputError(
-            f"{store.path} keeps no sentences, which pairs are made from; prepare it again with --sentences split "
+            f"{store.place} keeps no sentences, which pairs are made from; prepare it again with --sentences split "
             "(or lines)"
         )
     return ChunkPlan(store, section, options)

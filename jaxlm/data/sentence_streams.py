@@ -111,12 +111,12 @@ def _check(data: "SentenceStreams", store: Store, characters: int) -> None:
     """Raise InputError for a store that does not keep what is read."""
     if store.sentence_starts is None:
         raise InputError(
-            f"{store.path} keeps no sentences, which data.layout {data.layout} reads; prepare it again with "
+            f"{store.place} keeps no sentences, which data.layout {data.layout} reads; prepare it again with "
             "--sentences split (or lines)"
         )
     if characters and store.num_types is None:
         raise InputError(
-            f"{store.path} keeps no spelling of words without an id, which characters are read from; prepare it again "
+            f"{store.place} keeps no spelling of words without an id, which characters are read from; prepare it again "
             "with --tokenizer words:SIZE"
         )
 

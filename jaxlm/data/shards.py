@@ -3,8 +3,8 @@
 Files: `N.tokens` (ids), `N.lengths` (int64, ids per document), `N.sentences` (int64, ids per sentence, if kept), of
 the words without an id, if their spelling is kept, `N.places` (int64, positions among the ids), `N.words` (int32,
 number of each one's word), `N.spellings` (UTF-8 of these words) and `N.sizes` (int64, bytes of each); and, written
-last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards; the parent process
-joins them into a store.
+last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards, as files of a
+directory or as objects below a URL; the parent process joins them into a store.
 """
 
 import json
@@ -14,24 +14,25 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxlm import storage
+from jaxlm.data.saved_tokenizer import saved_tokenizer
 from jaxlm.data.sentences import Boundaries, Sentences, borders_by, sentences_of
 from jaxlm.data.sources import Fragments, Source, Unit, read_unit
 from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
-from jaxlm.files import atomic_file, parse_json, write_file
+from jaxlm.files import parse_json
 from jaxlm.reading.lines import Errors
-from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.text import Tokenizer
 
 # Characters per encoded block if the tokenizer allows splitting: libraries are slower on longer texts (SentencePiece
 # drops from 5.7 to 2.1 MB/s on whole books).
@@ -40,6 +41,8 @@ BLOCK = 500
 # Characters encoded per call, which bounds memory.
 BATCH = 1 << 18
 RESUME = "rerun the same command to resume"  # the end of messages
+
+Answer = tuple[str, Any]  # a worker's: ("shard", its Shard), or "input" or "failed" with the message of an error
 
 _OF_SPELLINGS = ("places", "words", "spellings", "sizes")
 
@@ -66,14 +69,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class Job:
-    """Settings shared by all workers. tokenizer, shards: directories. errors: handling of invalid UTF-8.
+    """Settings shared by all workers. tokenizer, shards: directories or URLs. errors: handling of invalid UTF-8.
 
     sentences: method of finding boundaries (not auto), for text in `language`. spellings: True if the spelling of words
     without an id is kept.
     """
 
-    tokenizer: Path
-    shards: Path
+    tokenizer: str
+    shards: str
     sources: tuple[Source, ...]
     errors: Errors
     sentences: Sentences = "none"
@@ -85,6 +88,10 @@ class Job:
         """Return the names of the arrays of a shard."""
         sentences = () if self.sentences == "none" else ("sentences",)
         return ("tokens", "lengths", *sentences, *(_OF_SPELLINGS if self.spellings else ()))
+
+    def place(self, number: int, name: str) -> str:
+        """Return the path or the URL of a file of a shard."""
+        return f"{self.shards}/{number}.{name}"
 
     def blocks(self, unit: Unit, tokenizer: Tokenizer) -> Iterator["Block"]:
         """Return the text of a unit in the blocks that are encoded."""
@@ -136,8 +143,8 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     if (shard := find_shard(job, number)) is not None:
         return shard
     dtype, counts, numbers = token_dtype(tokenizer.size), Counter[str](), dict[str, int]()
-    with ExitStack() as stack:
-        files = {name: stack.enter_context(atomic_file(job.shards / f"{number}.{name}", "wb")) for name in job.files}
+    with storage.new_files([job.place(number, name) for name in job.files]) as opened:
+        files = dict(zip(job.files, opened, strict=True))
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
             files["tokens"].write(part.ids.astype(dtype, copy=False).data)
             files["lengths"].write(part.lengths.data)
@@ -156,50 +163,70 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     names = ["tokens", "documents", "bytes", "words", "characters"] + ["sentences"] * ("sentences" in job.files)
     names += ["unknown", "spellings", "spelling_bytes"] * job.spellings
     shard = Shard(number, **{name: counts[name] for name in names})
-    write_file(job.shards / f"{number}.json", json.dumps(vars(shard)).encode())
+    storage.write(job.place(number, "json"), json.dumps(vars(shard)).encode())
     return shard
 
 
 def find_shard(job: Job, number: int) -> Shard | None:
     """Return the shard with this number if it is complete, else None."""
     try:
-        shard = Shard(**parse_json((job.shards / f"{number}.json").read_bytes()))
+        shard = Shard(**parse_json(storage.read(job.place(number, "json"))))
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return None if job.spellings and shard.unknown is None else shard  # an earlier version kept no spelling
 
 
-def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> ShardArrays:
-    """Return the arrays of a shard. RunError for a file of another size."""
+def find_shards(job: Job, numbers: Iterable[int]) -> dict[int, Shard]:
+    """Return those of the shards with these numbers that are complete, which are listed first."""
+    names = storage.names(job.shards)
+    there = [number for number in numbers if f"{number}.json" in names]
+    found = storage.in_order(lambda number: find_shard(job, number), there)
+    return {shard.number: shard for shard in found if shard is not None}
+
+
+def array_of(job: Job, shard: Shard, name: str, dtype: np.dtype) -> np.ndarray:
+    """Return an array of a shard: a file is memory-mapped, an object is read. RunError for another size.
+
+    dtype: of the ids.
+    """
     int64, unknown = np.dtype("<i8"), shard.unknown or 0
     kinds = {"tokens": (dtype, shard.tokens), "lengths": (int64, shard.documents)}
     kinds |= {"sentences": (int64, shard.sentences or 0), "places": (int64, unknown)}
     kinds |= {"words": (np.dtype("<i4"), unknown), "sizes": (int64, shard.spellings or 0)}
     kinds |= {"spellings": (np.dtype("u1"), shard.spelling_bytes or 0)}
-    arrays: dict[str, np.ndarray] = {}
-    for name in job.files:
-        path, (kind, count) = job.shards / f"{shard.number}.{name}", kinds[name]
-        size = path.stat().st_size if path.exists() else -1
-        if size != count * kind.itemsize:
-            raise RunError(
-                f"{path} must have {count * kind.itemsize} bytes, got {size}; delete {job.shards.parent} and prepare "
-                "again"
-            )
-        arrays[name] = np.memmap(path, kind, "r") if count else np.zeros(0, kind)
-    of_words = None
-    if job.spellings:
-        starts = np.cumsum(arrays["sizes"]) - arrays["sizes"]
-        try:
-            of_words = Unknown(arrays["places"], arrays["words"], split(arrays["spellings"].tobytes(), starts))
-        except ValueError as error:
-            raise RunError(f"{path} is damaged ({error}); delete {job.shards.parent} and prepare again") from error
-    return ShardArrays(arrays["tokens"], arrays["lengths"], arrays.get("sentences"), of_words)
+    (kind, count), place = kinds[name], job.place(shard.number, name)
+    if storage.is_url(place):
+        return np.frombuffer(storage.read(place, count * kind.itemsize), kind)
+    size = os.path.getsize(place) if os.path.exists(place) else -1
+    if size != count * kind.itemsize:
+        raise _damaged(job, f"{place} must have {count * kind.itemsize} bytes, got {size}")
+    return np.memmap(place, kind, "r") if count else np.zeros(0, kind)
+
+
+def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> ShardArrays:
+    """Return the arrays of a shard. RunError for a file of another size."""
+    arrays = {name: array_of(job, shard, name, dtype) for name in job.files if name not in ("spellings", "sizes")}
+    unknown = Unknown(arrays["places"], arrays["words"], spellings_of(job, shard)) if job.spellings else None
+    return ShardArrays(arrays["tokens"], arrays["lengths"], arrays.get("sentences"), unknown)
+
+
+def spellings_of(job: Job, shard: Shard) -> list[str]:
+    """Return the different words without an id of a shard. RunError if they are damaged."""
+    content, sizes = (array_of(job, shard, name, np.dtype("u1")) for name in ("spellings", "sizes"))
+    try:
+        return split(content.tobytes(), np.cumsum(sizes) - sizes)
+    except ValueError as error:
+        raise _damaged(job, f"{job.place(shard.number, 'spellings')} is damaged ({error})") from error
 
 
 def remove_shard(job: Job, shard: Shard) -> None:
     """Delete the files of a shard."""
     for name in ("json", *job.files):
-        (job.shards / f"{shard.number}.{name}").unlink(missing_ok=True)
+        storage.remove(job.place(shard.number, name))
+
+
+def _damaged(job: Job, what: str) -> RunError:
+    return RunError(f"{what}; delete {job.shards.rpartition('/')[0]} and prepare again")
 
 
 def encode_documents(blocks: Iterable[Block], tokenizer: Tokenizer) -> Iterator[Encoded]:
@@ -341,21 +368,32 @@ def make_shards(job: Job, units: Sequence[tuple[int, Unit]], workers: int, token
         while busy := [connection for connection in asked if asked[connection]]:
             for connection in wait(busy):
                 with _alive(processes[connection]):
-                    kind, answer = connection.recv()
+                    kind, value = connection.recv()
                     asked[connection] -= 1
                     if kind == "shard":
                         ask(connection)
                 if kind == "input":
-                    raise InputError(answer)
+                    raise InputError(value)
                 if kind == "failed":
-                    raise RunError(answer)
-                yield answer
+                    raise RunError(value)
+                yield value
     finally:
         for connection, process in processes.items():
             connection.close()
             process.terminate()
         for process in processes.values():
             process.join()
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Processes of this machine that make shards."""
+
+    workers: int
+
+    def shards(self, job: Job, units: Sequence[tuple[int, Unit]], tokenizer: Tokenizer) -> Iterator[Shard]:
+        """Yield the shards of numbered units, in any order."""
+        return make_shards(job, units, self.workers, tokenizer)
 
 
 @contextmanager
@@ -380,29 +418,32 @@ def _work(connection: Connection, job: Job) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    tokenizer = load_tokenizer(job.tokenizer)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    tokenizer = saved_tokenizer(job.tokenizer)
     while True:
         try:
             number, unit = connection.recv()
         except EOFError:
             return
-        answer: tuple[str, Shard | str]
-        try:
-            answer = ("shard", make_shard(job, tokenizer, number, unit))
-        except InputError as error:
-            answer = ("input", str(error))
-        except RunError as error:
-            answer = ("failed", str(error))
-        except OSError as error:
-            answer = ("failed", f"{error.filename or job.shards}: {error.strerror or error}; {RESUME}")
-        except MemoryError:
-            answer = ("failed", f"a worker process ran out of memory; use fewer --workers, then {RESUME}")
-        connection.send(answer)
+        connection.send(answer(job, tokenizer, number, unit))
 
 
-def _end_with_parent() -> None:
-    # An orphaned worker must not keep writing next to the workers of the next start.
+def answer(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Answer:
+    """Make a unit's shard in a worker, and return it or the message of an error with its kind: input or failed."""
+    try:
+        return "shard", make_shard(job, tokenizer, number, unit)
+    except InputError as error:
+        return "input", str(error)
+    except RunError as error:
+        return "failed", str(error)
+    except OSError as error:
+        return "failed", f"{error.filename or job.shards}: {error.strerror or error}; {RESUME}"
+    except MemoryError:
+        return "failed", f"a worker process ran out of memory; use fewer --workers, then {RESUME}"
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends: an orphan must not keep writing next to the workers of the next start."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

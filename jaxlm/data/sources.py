@@ -3,7 +3,8 @@
 A source is named by one string: text:GLOB (a file is a document), lines:GLOB (blank lines separate documents),
 jsonl:GLOB[#FIELD], parquet:GLOB[#FIELD], hf-dataset:DIR[@SPLIT][#FIELD] (a directory of `datasets.save_to_disk`),
 tfds:NAME[@SPLIT][#FIELD], tfds-dir:PATH[@SPLIT][#FIELD] (TensorFlow Datasets), midi:GLOB (a piece is a document of the
-words of its events, as are its transposed and stretched copies). A unit is some slices of one source and gives one
+words of its events, as are its transposed and stretched copies). GLOB may be a URL, gs://BUCKET/PATTERN or
+s3://BUCKET/PATTERN, except of midi. A unit is some slices of one source and gives one
 shard. Units depend on the inputs alone, so the store is the same for any number of processes.
 
 A document is one or more fragments `(text, last)`, the last one marked. The documents of bytes [begin, end) of a line
@@ -29,6 +30,7 @@ from jaxlm.errors import InputError
 from jaxlm.reading.columns import ColumnFile, Kind, saved_files
 from jaxlm.reading.lines import BYTE_ORDER_MARK, COMPRESSED, Errors, Lines, is_compressed, not_utf8, open_input
 from jaxlm.reading.rows import json_rows, well_formed
+from jaxlm.storage import Entry, entry, is_url, matching
 from jaxlm.wording import did_you_mean, lacks_field
 
 Fragments = Iterator[tuple[str, bool]]
@@ -46,6 +48,7 @@ KINDS = (
 PARTS = {"text": "", "lines": "", "midi": "", "jsonl": "#", "parquet": "#"}
 PARTS |= {"hf-dataset": "@#", "tfds": "@#", "tfds-dir": "@#"}
 COLUMNAR: dict[str, Kind] = {"parquet": "parquet", "hf-dataset": "arrow"}
+AT_URLS = {"text", "lines", "jsonl", "parquet"}  # kinds whose GLOB may be a URL
 FIELD = "text"
 SPLIT = "train"
 
@@ -56,14 +59,19 @@ WORDS_PER_MIDI_BYTE = 2  # bytes of text per byte of a MIDI file, roughly
 
 @dataclass(frozen=True)
 class Slice:
-    """Slice of a source: bytes [begin, end) of file `path`, or records [begin, end) if path is empty.
+    """Slice of a source: bytes [begin, end) of a file or an object, or records [begin, end) if `file` is None.
 
     Of a Parquet file row groups [begin, end), of an Arrow stream record batches, of a MIDI file copies.
     """
 
-    path: str
+    file: Entry | None
     begin: int
     end: int | None
+
+    @property
+    def path(self) -> str:
+        """The path or URL of the file, empty if there is none."""
+        return self.file.place if self.file else ""
 
 
 @dataclass(frozen=True)
@@ -130,20 +138,20 @@ def list_units(source: Source, number: int, unit_bytes: int = UNIT_BYTES) -> tup
             raise InputError(f"source {source.spec!r}: split {source.split!r} has no records; name another split")
         each = max(1, _record_bytes(source))
         step = max(1, unit_bytes // each)
-        parts = [Slice("", k, min(k + step, records)) for k in range(0, records, step)]
+        parts = [Slice(None, k, min(k + step, records)) for k in range(0, records, step)]
         sized = [Unit(number, (part,), each * min(step, records - part.begin)) for part in parts]
         return sized, {"source": source.spec, "records": records, "bytes": each * records}
 
-    sizes = _file_sizes(source)
-    described = {"source": source.spec, "files": len(sizes), "bytes": sum(size for _, size in sizes)}
+    files = files_of(source)
+    described = {"source": source.spec, "files": len(files), "bytes": sum(file.size for file in files)}
     columnar = source.kind in COLUMNAR
-    units = (_columnar_units if columnar else _file_units)(source, number, sizes, unit_bytes)
+    units = (_columnar_units if columnar else _file_units)(source, number, files, unit_bytes)
     if not units:
-        raise InputError(f"source {source.spec!r}: its {len(sizes)} files are empty; name other files")
+        raise InputError(f"source {source.spec!r}: its {len(files)} files are empty; name other files")
     return units, described
 
 
-def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_bytes: int) -> list[Unit]:
+def _file_units(source: Source, number: int, files: list[Entry], unit_bytes: int) -> list[Unit]:
     """Return the units of files of text: consecutive slices, of several files where these are small."""
     units: list[Unit] = []
     slices: list[Slice] = []
@@ -155,17 +163,18 @@ def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_
             units.append(Unit(number, tuple(slices), int(filled)))
         slices, filled = [], 0.0
 
-    for path, size in sizes:
+    for file in files:
+        size = file.size
         if source.is_music:
             for copy in range(len(source.copies.each)):
-                slices.append(Slice(path, copy, copy + 1))
+                slices.append(Slice(file, copy, copy + 1))
                 filled += size * WORDS_PER_MIDI_BYTE
                 if filled >= unit_bytes:
                     close()
             continue
-        if source.kind == "text" or is_compressed(path):
-            slices.append(Slice(path, 0, None))
-            filled += size * COMPRESSED.get(Path(path).suffix, 1)
+        if source.kind == "text" or is_compressed(file.place):
+            slices.append(Slice(file, 0, None))
+            filled += size * COMPRESSED.get(Path(file.place).suffix, 1)
             if filled >= unit_bytes:
                 close()
             continue
@@ -174,7 +183,7 @@ def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_
         begin = 0
         while begin < size:
             end = min(size, begin + unit_bytes)
-            slices.append(Slice(path, begin, None if end == size else end))
+            slices.append(Slice(file, begin, None if end == size else end))
             filled += end - begin
             begin = end
             if filled >= unit_bytes:
@@ -183,16 +192,16 @@ def _file_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_
     return units
 
 
-def _columnar_units(source: Source, number: int, sizes: list[tuple[str, int]], unit_bytes: int) -> list[Unit]:
+def _columnar_units(source: Source, number: int, files: list[Entry], unit_bytes: int) -> list[Unit]:
     """Return the units of files of columns: consecutive parts of one file, at least one."""
     units = []
-    for path, _ in sizes:
+    for file in files:
         begin, filled = 0, 0
-        parts = ColumnFile(path, COLUMNAR[source.kind]).sizes(source.field)
+        parts = ColumnFile(file.place, COLUMNAR[source.kind]).sizes(source.field)
         for part, size in enumerate(parts, 1):
             filled += size
             if filled >= unit_bytes or part == len(parts):
-                units.append(Unit(number, (Slice(path, begin, part),), filled))
+                units.append(Unit(number, (Slice(file, begin, part),), filled))
                 begin, filled = part, 0
     return units
 
@@ -201,8 +210,8 @@ def largest_file(source: Source, units: list[Unit]) -> int:
     """Return the estimated bytes of text in the largest file of a `text:` source, or 0 for other kinds."""
     if source.kind != "text":
         return 0
-    paths = {part.path for unit in units for part in unit.slices}
-    return max((int(os.stat(path).st_size * COMPRESSED.get(Path(path).suffix, 1)) for path in paths), default=0)
+    files = {part.file for unit in units for part in unit.slices if part.file}
+    return max((int(file.size * COMPRESSED.get(Path(file.place).suffix, 1)) for file in files), default=0)
 
 
 def read_text(path: str, errors: Errors = "strict") -> Fragments:
@@ -328,24 +337,38 @@ def sampled(source: Source, units: list[Unit], count: int, errors: Errors = "str
     return kept, total
 
 
-def _file_sizes(source: Source) -> list[tuple[str, int]]:
-    """Return the files of a source in sorted order, with their sizes in bytes."""
+def files_of(source: Source) -> list[Entry]:
+    """Return the files or objects of a source in sorted order, none for TFDS. InputError if none is there."""
+    if source.kind.startswith("tfds"):
+        return []
     place = os.path.expanduser(source.place)
+    if is_url(place):
+        return _objects(source)
     if source.kind == "hf-dataset":
-        return [(path, os.stat(path).st_size) for path in saved_files(place, source.split)]
+        return [entry(path) for path in saved_files(place, source.split)]
     if os.path.isdir(place):
         raise InputError(f"source {source.spec!r}: {place} is a directory; name its files with {source.kind}:{place}/*")
-    found = [place] if os.path.isfile(place) else sorted(glob.glob(place, recursive=True))
-    files = [path for path in found if os.path.isfile(path)]
+    try:
+        files = matching(place)
+    except OSError as error:
+        raise InputError(f"source {source.spec!r}: {error.filename} cannot be read: {error.strerror}") from error
     if not files:
-        problem = "only directories match" if found else "no file matches"
+        problem = "only directories match" if glob.glob(place, recursive=True) else "no file matches"
         raise InputError(
             f"source {source.spec!r}: {problem} {place!r} (relative to {os.getcwd()}); fix the pattern and quote it"
         )
-    try:
-        return [(path, os.stat(path).st_size) for path in files]
-    except OSError as error:
-        raise InputError(f"source {source.spec!r}: {error.filename} cannot be read: {error.strerror}") from error
+    return files
+
+
+def _objects(source: Source) -> list[Entry]:
+    if source.kind not in AT_URLS:
+        raise InputError(
+            f"source {source.spec!r}: {source.kind} must be on this machine; copy it, or use one of "
+            f"{', '.join(sorted(AT_URLS))} at a URL"
+        )
+    if not (files := matching(source.place)):
+        raise InputError(f"source {source.spec!r}: no object matches {source.place!r}; fix the pattern and quote it")
+    return files
 
 
 def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[str]:

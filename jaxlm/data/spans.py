@@ -87,12 +87,12 @@ class CorruptedSection:
         self._key = np.array([seed % 2**64, data.data_order << 56 | length], np.uint64)
         tokenizer = data.with_special_tokens(store.tokenizer())
         self._sentinels = np.array(tokenizer.sentinels, np.int64)
-        self._start, self._end = target_marks(tokenizer.specials, f"the tokenizer of {store.path}")
+        self._start, self._end = target_marks(tokenizer.specials, f"the tokenizer of {store.place}")
         needed = data.most_sentinels(length)
         if needed > len(self._sentinels):
             raise InputError(
                 f"length must leave at most {len(self._sentinels)} spans, the sentinels of the tokenizer of "
-                f"{store.path}, got {length} with {needed}; give a shorter one"
+                f"{store.place}, got {length} with {needed}; give a shorter one"
             )
         whole, rest = divmod(section.tokens, self._text)
         self.rows = whole + (rest > 1)

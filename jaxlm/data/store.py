@@ -20,7 +20,6 @@ Integers are little-endian. `arrays` in the description lists every array; reade
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.data.arrays import (
+    CHECKSUMS,
     MOST_AT_ONCE,
     CheckedArray,
     DamagedStore,
@@ -38,11 +38,15 @@ from jaxlm.data.arrays import (
     read_checksums,
 )
 from jaxlm.data.arrays import REMEDY as RESTORE
+from jaxlm.data.remote_store import Cache, RemoteArray, RemoteStore
 from jaxlm.data.spellings import split
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
+from jaxlm.storage import is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.wording import similar_directory
+
+StoreArray = CheckedArray | RemoteArray
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,10 @@ FORMAT = "jaxlm token store"
 VERSION = 1
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer"
+ARRAYS = (
+    *("tokens", "document_starts", "token_counts", "sentence_starts"),
+    *("unknown_places", "unknown_words", "spellings", "spelling_starts"),
+)
 REMEDY = "delete it and prepare it again"
 
 
@@ -113,8 +121,10 @@ class Section:
 
 
 class Store:
-    """Open token store with memory-mapped arrays. Chunks are checked on first read and raise DamagedStore if damaged.
+    """Open token store. Chunks of its arrays are checked on first read and raise DamagedStore if damaged.
 
+    path: its directory, or that of the copies of the small files of a store at a URL. remote: the files there, or None.
+    place: its directory or URL.
     tokens: (num_tokens,) uint16 or uint32. document_starts: (documents + 1,) int64. token_counts: (vocab_size,) int64.
     characters: Unicode code points of the text, or None in a store of an earlier version.
     sentence_starts: (sentences + 1,) int64. sentences: their number. Both are None if sentences are not kept.
@@ -124,8 +134,10 @@ class Store:
     fingerprint: SHA-256 of the description with the checksums of the arrays; recorded by runs.
     """
 
-    def __init__(self, path: Path, description: dict[str, Any]):
+    def __init__(self, path: Path, description: dict[str, Any], remote: RemoteStore | None = None):
         self.path = path
+        self.remote = remote
+        self.place = remote.url if remote else str(path)
         self.description = description
         self.fingerprint: str = description["fingerprint"]
         self.tokenizer_fingerprint: str = description["tokenizer"]["fingerprint"]
@@ -144,19 +156,19 @@ class Store:
         self.sections = tuple(Section(**{name: s[name] for name in names}) for s in description["sections"])
 
     @cached_property
-    def tokens(self) -> CheckedArray:
+    def tokens(self) -> StoreArray:
         return self._array("tokens")
 
     @cached_property
-    def document_starts(self) -> CheckedArray:
+    def document_starts(self) -> StoreArray:
         return self._array("document_starts")
 
     @cached_property
-    def sentence_starts(self) -> CheckedArray | None:
+    def sentence_starts(self) -> StoreArray | None:
         return None if self.sentences is None else self._array("sentence_starts")
 
     @cached_property
-    def token_counts(self) -> CheckedArray:
+    def token_counts(self) -> StoreArray:
         return self._array("token_counts")
 
     @cached_property
@@ -168,7 +180,7 @@ class Store:
         return places
 
     @cached_property
-    def unknown_words(self) -> CheckedArray:
+    def unknown_words(self) -> StoreArray:
         return self._array("unknown_words")
 
     def word_ids(self, first: int, end: int) -> np.ndarray:
@@ -208,6 +220,14 @@ class Store:
         """Return the text of one word, as `spellings` does."""
         return self.spellings(word, word + 1)[0]
 
+    def text(self, first: int, end: int) -> str:
+        """Return the text of tokens first … end - 1 without special tokens, with the words that have no id."""
+        if self.num_types is None:
+            return self.tokenizer().decode(self.tokens[first:end].tolist())
+        ids = [word for word in self.word_ids(first, end).tolist() if word != self.end]
+        spelt = {word: self.spelling(word) for word in set(ids)}
+        return self.tokenizer().decode_words([spelt[word] for word in ids])
+
     @cached_property
     def _pieces(self) -> list[str]:
         return self.tokenizer().pieces(range(self.vocab_size))
@@ -223,13 +243,16 @@ class Store:
         """Return the origin of tokens first … end - 1. section: the one whose source it names."""
         document = int(np.searchsorted(self.document_starts, first, side="right")) - 1
         offset = first - int(self.document_starts[document])
-        return RowOrigin(str(self.path), section.source, document, offset, end - first)
+        return RowOrigin(self.place, section.source, document, offset, end - first)
 
     def verify(self) -> None:
         """Check every array; raise DamagedStore naming the first whose checksum differs."""
         for name, array in self.description["arrays"].items():
-            check_whole(self.path / array["file"], array)
-            self._verified.add(name)
+            if self.remote is None:
+                check_whole(self.path / array["file"], array)
+                self._verified.add(name)
+            else:
+                self._remote_array(self.remote, name).verify()
         self.tokenizer()
 
     def unigram_entropy(self) -> float:
@@ -239,7 +262,9 @@ class Store:
         probabilities = counts / counts.sum()
         return float(-(probabilities * np.log(probabilities)).sum())
 
-    def _array(self, name: str) -> CheckedArray:
+    def _array(self, name: str) -> StoreArray:
+        if self.remote is not None:
+            return self._remote_array(self.remote, name)
         array = self.description["arrays"][name]
         path, checksums = self.path / array["file"], None
         if name not in self._verified:
@@ -247,33 +272,47 @@ class Store:
                 check_old(path, array)
             else:
                 checksums = self._checksums[name]
+        most = self._largest(name)
+        found = CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums, most)
+        if checksums is None and array["bytes"] <= MOST_AT_ONCE:
+            check_values(path, np.asarray(found), most)
+        return found
+
+    def _remote_array(self, remote: RemoteStore, name: str) -> RemoteArray:
+        array = self.description["arrays"][name]
+        if self._checksums is None:
+            raise InputError(f"{self.place} has no {CHECKSUMS}, as an earlier version made it; copy it to a disk")
+        sums, dtype = self._checksums[name], np.dtype(array["dtype"])
+        return remote.array(array["file"], dtype, array["shape"][0], sums, self._largest(name))
+
+    def _largest(self, name: str) -> int:
+        """Return the largest value that an array may have."""
         # The checksums are no secret: a text made to do harm has right ones.
         limits = {"tokens": self.vocab_size - 1, "spellings": 255}
         if self.num_types is not None:
             words, size = self.num_types - self.vocab_size, self.description["unknown"]["bytes"]
             limits |= {"unknown_words": words - 1, "unknown_places": self.num_tokens - 1, "spelling_starts": size}
-        most = limits.get(name, self.num_tokens)
-        found = CheckedArray(path, np.dtype(array["dtype"]), array["shape"][0], checksums, most)
-        if checksums is None and array["bytes"] <= MOST_AT_ONCE:
-            check_values(path, np.asarray(found), most)
-        return found
+        return limits.get(name, self.num_tokens)
+
+    def file_size(self, file: str) -> int:
+        """Return the bytes of a file of the store, or -1 if it is missing."""
+        if self.remote is not None:
+            return self.remote.size(file)
+        path = self.path / file
+        return path.stat().st_size if path.is_file() else -1
 
     @cached_property
     def _checksums(self) -> dict[str, np.ndarray] | None:
         return read_checksums(self.path, self.description)
 
 
-def open_store(path: str | Path) -> Store:
-    """Open a store. Its description and file sizes are checked at once, contents on first read.
+def open_store(path: str | Path, cache: Cache | None = None) -> Store:
+    """Open a store in a directory or at a URL. Its description and file sizes are checked at once, contents when read.
 
-    Raises InputError if there is no complete store at `path`.
+    cache: of the blocks of a store at a URL. Raises InputError if there is no complete store at `path`.
     """
-    if is_url(path):
-        raise InputError(
-            f"a store must be on a local disk, got {path}; copy it with gcloud storage rsync --recursive (on a pod, "
-            "launch/tpu_pod.sh does this)"
-        )
-    path = Path(path)
+    remote = RemoteStore(str(path), cache or Cache(), DESCRIPTION) if is_url(path) else None
+    path = remote.folder if remote else Path(path)
     if not (path / DESCRIPTION).is_file():
         if partial_path(path).is_dir():
             raise InputError(f"{path} is not finished; run the same jaxlm.prepare command again to continue")
@@ -290,18 +329,19 @@ def open_store(path: str | Path) -> Store:
     if fingerprint != description_fingerprint(description):
         raise InputError(f"{path / DESCRIPTION} was altered: it does not match its fingerprint; {REMEDY}")
     try:
-        store = Store(path, description)
+        store = Store(path, description, remote)
         _check_arrays(store)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path / DESCRIPTION} is not a token store's ({type(error).__name__}: {error}); {REMEDY}"
         ) from error
     for array in description["arrays"].values():
-        file = path / array["file"]
-        size = file.stat().st_size if file.is_file() else -1
+        size = store.file_size(array["file"])
         if size != array["bytes"]:
             found = "is missing" if size < 0 else f"has {size} bytes"
-            raise InputError(f"{file} {found}, but {DESCRIPTION} says {array['bytes']}; {REMEDY}")
+            raise InputError(
+                f"{store.place}/{array['file']} {found}, but {DESCRIPTION} says {array['bytes']}; {REMEDY}"
+            )
     return store
 
 
@@ -358,11 +398,6 @@ def _no_store(path: Path) -> str:
             f"'{source}' --tokenizer … --output STORE"
         )
     return f"{path} is not a token store; make one with python -m jaxlm.prepare --output STORE"
-
-
-def is_url(path: str | Path) -> bool:
-    """Return True if a path is a URL, for example gs://BUCKET/STORE, or was one before it became a Path."""
-    return re.match(r"\w+:/", str(path)) is not None
 
 
 def partial_path(output: Path) -> Path:

@@ -6,34 +6,33 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 
 from jaxlm.data.arrays import CHECKSUMS, chunk_checksums, file_sha256
+from jaxlm.data.description import (
+    INT64,
+    all_arrays,
+    begin_section,
+    count,
+    described,
+    description_text,
+    fresh_counts,
+    growing_arrays,
+    last_starts,
+)
 from jaxlm.data.shards import blocks, encode_documents
 from jaxlm.data.sources import list_units, parse_source, read_unit
 from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split, unknown_of
-from jaxlm.data.store import (
-    DESCRIPTION,
-    FORMAT,
-    TOKENIZER,
-    VERSION,
-    Section,
-    Store,
-    description_fingerprint,
-    open_store,
-    token_dtype,
-)
+from jaxlm.data.store import DESCRIPTION, TOKENIZER, Store, open_store, token_dtype
 from jaxlm.errors import InputError
 from jaxlm.files import read_object, rename_synced, write_file
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a memory-mapped shard.
 _CHUNK = 1 << 21
-_INT64 = np.dtype("<i8")
 
 
 class StoreWriter:
@@ -52,7 +51,7 @@ class StoreWriter:
         self._store.mkdir(parents=True, exist_ok=True)
         self._state_file = directory / "writer.json"
         self._counts = np.zeros(tokenizer.size, np.int64)
-        self.state: dict[str, Any] = {"parts": 0, "tokens": 0, "documents": 0, "characters": 0, "sections": []}
+        self.state: dict[str, Any] = fresh_counts()
         if self._state_file.exists():
             try:
                 self.state = read_object(self._state_file)
@@ -71,7 +70,8 @@ class StoreWriter:
                 )
             self.state.setdefault("unknown", {"tokens": 0, "words": 0, "bytes": 0})
         self._files = {
-            name: _open_at(self._store / f"{name}.bin", items * dtype.itemsize) for name, dtype, items in self._arrays()
+            name: _open_at(self._store / f"{name}.bin", items * dtype.itemsize)
+            for name, dtype, items in growing_arrays(self.state, self.dtype)
         }
         self._numbers: dict[str, int] = self._read_numbers() if "unknown" in self.state else {}
 
@@ -82,8 +82,7 @@ class StoreWriter:
 
     def begin_section(self, source: str, weight: float | None) -> None:
         """Begin the section of `source`; later appends belong to it."""
-        section = Section(source, weight, self.state["documents"], 0, self.state["tokens"], 0, 0, 0)
-        self.state["sections"].append(asdict(section))
+        begin_section(self.state, source, weight)
 
     def append(
         self,
@@ -117,17 +116,8 @@ class StoreWriter:
             self.state["sentences"] += len(sentences)
         if unknown is not None:
             self._append_unknown(unknown, first)
-        self.state["tokens"] = end
-        self.state["documents"] += len(lengths)
-        if characters is None:
-            self.state.pop("characters", None)
-        elif "characters" in self.state:
-            self.state["characters"] += characters
-        section = self.state["sections"][-1]
-        section["tokens"] += len(tokens)
-        section["documents"] += len(lengths)
-        section["bytes"] += text_bytes
-        section["words"] += words
+        sizes = {"tokens": len(tokens), "documents": len(lengths), "text_bytes": text_bytes, "words": words}
+        count(self.state, **sizes, characters=characters)
 
     def commit(self) -> None:
         """Commit all appends since the last commit as one more part."""
@@ -143,11 +133,8 @@ class StoreWriter:
 
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
         """Write the remaining files and the description, then rename the store to `output`, which must not exist."""
-        state = self.state
-        ends = {"document_starts": state["tokens"], "sentence_starts": state["tokens"]}
-        ends |= {"spelling_starts": state.get("unknown", {}).get("bytes")}
-        for name in ends.keys() & self._files.keys():
-            self._files[name].write(np.array([ends[name]], _INT64).data)
+        for name, end in last_starts(self.state).items():
+            self._files[name].write(np.array([end], INT64).data)
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -155,52 +142,12 @@ class StoreWriter:
         store = self._store
         self.tokenizer.save(store / TOKENIZER)
         write_file(store / "token_counts.bin", self._counts.astype("<i8").tobytes())
-        tokens, starts, *others = ((name, dtype, items + (name in ends)) for name, dtype, items in self._arrays())
-        description: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "documents": state["documents"],
-            "tokens": state["tokens"],
-            "bytes": sum(section["bytes"] for section in state["sections"]),
-            "words": sum(section["words"] for section in state["sections"]),
-            "sections": state["sections"],
-            "tokenizer": {
-                "kind": self.tokenizer.kind,
-                "size": self.tokenizer.size,
-                "fingerprint": self.tokenizer.fingerprint,
-                "end": self.tokenizer.specials.get("end"),
-            },
-            "arguments": arguments,
-            "inputs": inputs,
-            "arrays": {
-                name: {
-                    "file": f"{name}.bin",
-                    "dtype": dtype.str,
-                    "shape": [length],
-                    "bytes": length * dtype.itemsize,
-                    "sha256": file_sha256(store / f"{name}.bin"),
-                }
-                for name, dtype, length in (tokens, starts, ("token_counts", _INT64, len(self._counts)), *others)
-            },
-        }
-        description |= {name: state[name] for name in ("sentences", "unknown", "characters") if name in state}
-        description["fingerprint"] = description_fingerprint(description)
-        write_file(store / DESCRIPTION, (json.dumps(description, indent=1, ensure_ascii=False) + "\n").encode())
+        names = [name for name, _, _ in all_arrays(self.state, self.tokenizer, self.dtype)]
+        digests = {name: file_sha256(store / f"{name}.bin") for name in names}
+        description = described(self.state, self.tokenizer, self.dtype, digests, arguments, inputs)
+        write_file(store / DESCRIPTION, description_text(description))
         write_file(store / CHECKSUMS, chunk_checksums(store, description))
         publish(self.directory, store, output)
-
-    def _arrays(self) -> list[tuple[str, np.dtype, int]]:
-        """Return name and type of each array that grows, and the items that it has."""
-        state = self.state
-        found = [("tokens", self.dtype, state["tokens"]), ("document_starts", _INT64, state["documents"])]
-        if "sentences" in state:
-            found.append(("sentence_starts", _INT64, state["sentences"]))
-        if (unknown := state.get("unknown")) is not None:
-            found.append(("unknown_places", _INT64, unknown["tokens"]))
-            found.append(("unknown_words", np.dtype("<i4"), unknown["tokens"]))
-            found.append(("spellings", np.dtype("u1"), unknown["bytes"]))
-            found.append(("spelling_starts", _INT64, unknown["words"]))
-        return found
 
     def _append_unknown(self, unknown: Unknown, first: int) -> None:
         """Append the words without an id of tokens from `first` on, which get their numbers in the store."""
@@ -209,7 +156,7 @@ class StoreWriter:
         numbers = numbered(unknown.spellings, self._numbers)
         for begin in range(0, len(unknown.places), _CHUNK):
             part = slice(begin, begin + _CHUNK)
-            self._files["unknown_places"].write((first + unknown.places[part]).astype(_INT64, copy=False).data)
+            self._files["unknown_places"].write((first + unknown.places[part]).astype(INT64, copy=False).data)
             self._files["unknown_words"].write(numbers[unknown.words[part]].data)
         counts["bytes"] = _write_starts(self._files["spelling_starts"], counts["bytes"], sizes_in_bytes(new))
         self._files["spellings"].write("".join(new).encode())
@@ -218,7 +165,7 @@ class StoreWriter:
 
     def _read_numbers(self) -> dict[str, int]:
         """Return the number of each word that is kept so far."""
-        path, starts = self._store / "spellings.bin", np.fromfile(self._store / "spelling_starts.bin", _INT64)
+        path, starts = self._store / "spellings.bin", np.fromfile(self._store / "spelling_starts.bin", INT64)
         try:
             return {word: number for number, word in enumerate(split(path.read_bytes(), starts))}
         except ValueError as error:

@@ -17,6 +17,7 @@ from jax._src.lru_cache import LRUCache
 
 from jaxlm.errors import RunError, one_line
 from jaxlm.files import write_file
+from jaxlm.host import user_cache
 
 # TFLOP/s per device as JAX counts devices, by a substring of `device_kind`, of matrix products in 16 bits (bfloat16, or
 # float16 with sums in float32) and in float32, which on a GPU is TF32 from Ampere on. The first entry that matches is
@@ -199,11 +200,6 @@ def _set_malloc(**options: int) -> None:
         return
     for name, value in options.items():
         mallopt(_MALLOC[name], value)
-
-
-def user_cache() -> Path:
-    """Return jaxlm's folder among the user's caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm"
 
 
 class _AtomicCache(LRUCache):

@@ -9,6 +9,7 @@ import tyro
 
 from jaxlm.config import program_name
 from jaxlm.data.config import DataConfig, check_carries
+from jaxlm.data.layouts.layout import StoreCache
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError, name_as_flags
 from jaxlm.flags import fields_of
@@ -43,7 +44,7 @@ class OneCheckpoint(Evaluation):
 
 
 @dataclass(frozen=True)
-class Stores:
+class Stores(StoreCache):
     """Text to evaluate on."""
 
     store: tuple[str, ...] = ()

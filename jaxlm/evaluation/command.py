@@ -18,11 +18,11 @@ from typing import Any, Literal, TextIO
 
 import jax
 
-from jaxlm.config import listed, of_call, with_fields
+from jaxlm.config import listed, of_call, to_json, with_fields
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import RunError, names_arguments
-from jaxlm.evaluation.arguments import EVALUATIONS, Ensemble, OnTask, Perplexity, ZeroShot, ZeroShotOptions
+from jaxlm.evaluation.arguments import EVALUATIONS, Ensemble, OnTask, Perplexity, Stores, ZeroShot, ZeroShotOptions
 from jaxlm.files import atomic_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.rows import default_batch_size
@@ -158,7 +158,7 @@ def evaluate_perplexity(
       >>> metrics["tokens"] > 0, metrics["perplexity"] > 1
       (True, True)
     """
-    return _called(Perplexity, locals(), data={"store": listed(store)})
+    return _called(Perplexity, locals(), data=to_json(Stores()) | {"store": listed(store)})
 
 
 @names_arguments

@@ -40,7 +40,8 @@ TOLERANCE = 1e-4  # relative difference of losses after one update, in float32
 class Sizes:
     """The sizes of the measurements. steps: of pretraining, config and fields by name. bert: of the fine-tuning.
 
-    resumed: fields of the run that is killed. families: of the comparison with the CPU.
+    resumed: fields of the run that is killed. killed: the step after which it is. families: of the comparison with the
+    CPU.
     """
 
     steps: Mapping[str, tuple[str, ...]]
@@ -48,6 +49,7 @@ class Sizes:
     batch_size: int
     length: int
     resumed: tuple[str, ...]
+    killed: int
     families: tuple[str, ...]
     timed: tuple[int, int]
 
@@ -66,16 +68,21 @@ SIZES: dict[Size, Sizes] = {
         bert=PUBLISHED["bert-base"],
         batch_size=32,
         length=128,
-        resumed=("--model.width", "256", "--model.feed-forward-width", "1024", "--length", "256"),
+        resumed=(
+            *("--model.width", "256", "--model.feed-forward-width", "1024", "--length", "256"),
+            *("--num-steps", "300", "--checkpoint-every", "50"),
+        ),
+        killed=120,
         families=tuple(FAMILIES),
         timed=(20, 5),
     ),
     "debug": Sizes(
         steps={"gpt1": ("debug/gpt",)},
         bert=replace(PUBLISHED["bert-base"], vocab_size=600, num_layers=1, width=48),
-        batch_size=8,
+        batch_size=32,
         length=16,
-        resumed=(),
+        resumed=("--num-steps", "100", "--checkpoint-every", "20"),
+        killed=40,
         families=("gpt",),
         timed=(1, 1),
     ),
@@ -153,14 +160,14 @@ class Measurement:
         if not store.exists():
             write_text(text)
             self.command("prepare", "--source", f"lines:{text}", "--tokenizer", "bytes", "--output", str(store))
-        flags = ("--data.store", str(store), "--num-steps", "300", "--checkpoint-every", "50", *self.sizes.resumed)
+        flags = ("--data.store", str(store), *self.sizes.resumed)
         flags += ("--execution.deterministic",) * deterministic
         runs = [self.directory / f"{name}{'_deterministic' * deterministic}" for name in ("whole", "killed")]
         for run in runs:
             shutil.rmtree(run, ignore_errors=True)
         whole, killed = (("debug/gpt", "--run", str(run), *flags) for run in runs)
         self.command("pretrain", *whole)
-        last = self.kill(runs[1], 120, *killed)
+        last = self.kill(runs[1], self.sizes.killed, *killed)
         self.command("pretrain", *killed)
         expected, found = map(_losses, runs)
         different = [step for step, loss in expected.items() if found.get(step) != loss]

@@ -24,7 +24,7 @@ from jaxlm.data.batch import Batch
 from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_carries
 from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.layouts.windows import ValidationWindows
-from jaxlm.data.store import Store, open_store
+from jaxlm.data.store import Store
 from jaxlm.data.writer import store_of_text
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
@@ -107,10 +107,10 @@ def evaluate_perplexity(arguments: Perplexity) -> dict[str, Any]:
     if arguments.input is not None:
         with store_of_text(arguments.input, run.tokenizer, arguments.errors) as store:
             return perplexity_of(arguments, run, model, (store,), str(arguments.input))
-    stores = tuple(open_store(path) for path in arguments.data.store)
+    stores = tuple(arguments.data.open(path) for path in arguments.data.store)
     for store in stores:
         check_store(store, run)
-    return perplexity_of(arguments, run, model, stores, ", ".join(str(store.path) for store in stores))
+    return perplexity_of(arguments, run, model, stores, ", ".join(store.place for store in stores))
 
 
 def perplexity_of(
@@ -148,7 +148,7 @@ def perplexity_of(
     )
     found: dict[str, Any] = {"run": run.name}
     read_from_stores = arguments.input is None
-    found |= {"stores": [str(store.path) for store in stores]} if read_from_stores else {"input": str(arguments.input)}
+    found |= {"stores": [store.place for store in stores]} if read_from_stores else {"input": str(arguments.input)}
     found |= {"layout": data.layout, "length": length, "carry": carry_of(model, data, 1) is not None}
     given = {name: value for name, value in to_json(arguments.memory).items() if value is not None}
     found |= {"memory": given} if given else {}
@@ -168,7 +168,7 @@ def check_store(store: Store, run: LoadedRun) -> None:
     grown = tokenizer.with_specials(sorted(specials, key=lambda role: specials[role]))
     if run.tokenizer.fingerprint not in (tokenizer.fingerprint, grown.fingerprint):
         raise InputError(
-            f"{store.path} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
+            f"{store.place} was made with another tokenizer than {run.path}; prepare the text again with --tokenizer "
             f"{run.tokenizer_spec}"
         )
 

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from jaxlm.data.batch import mask_seeds, with_characters
 from jaxlm.data.loader import batch_at, phased_rows
-from jaxlm.data.store import open_store
 from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.devices import peak_memory_gib, peak_tflops
 from jaxlm.distributed.mesh import make_mesh, replicated, to_devices, use_mesh
@@ -163,7 +162,7 @@ def _with_rows(arguments: BenchArguments) -> tuple[PretrainConfig, Tokenizer | N
         config = with_vocabulary(config)
         config.check()
         return config, None, [_random_batch(config)]
-    stores = [open_store(path) for path in config.data.store]
+    stores = [config.data.open(path) for path in config.data.store]
     tokenizer = config.data.with_special_tokens(stores[0].tokenizer())
     config = replace(config, model=replace(config.model, vocab_size=tokenizer.size))
     config.check()

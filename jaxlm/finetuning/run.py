@@ -32,7 +32,7 @@ from jaxlm.models.heads import HEADS
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import FEATURES, RunDirectory, saved_config
 from jaxlm.runs.recorder import Callback, Observer
-from jaxlm.runs.storage import is_url
+from jaxlm.storage import is_url
 from jaxlm.tasks import CustomConfig, Encoded, Split, Task, TaskData, TaskOptions, TrainBatches, training_batches
 from jaxlm.tasks.class_weights import check_smoothing, class_weights, weight_notes
 from jaxlm.tasks.unlabelled import read_unlabelled

@@ -20,12 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import current_spec, with_axes
 from jaxlm.errors import RunError
-from jaxlm.host import installed
+from jaxlm.host import installed, user_cache
 from jaxlm.nn.config import Backend, Execution
 from jaxlm.nn.layers import Activation, activate, dropout, fold, project, project_heads, project_to_heads
 
@@ -124,6 +123,8 @@ def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | Non
 
     The kernel runs on one device: rows and heads are sharded explicitly, by the rules of the mesh in use.
     """
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels  # a tenth of the imports of a command
+
     scale = jnp.asarray(q_BHLK.shape[-1] ** -0.5, q_BHLK.dtype)
 
     def on_device(q_BHLK, k_BHLK, v_BHLK, segments_BL):
@@ -156,6 +157,8 @@ def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None
 
 
 def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
     block = max(size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if length % size == 0)
     mask = (kernels.CausalMask if causal else kernels.FullMask)((length, length))
     sizes: dict[str, Any] = dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), block)
@@ -233,7 +236,7 @@ def _cudnn_agrees() -> bool:
         return True
     packages = installed(("jaxlib", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"))
     words = "-".join([jax.local_devices()[0].device_kind, *packages.values()]).replace(" ", "-")
-    agreed = devices.user_cache() / "attention" / words
+    agreed = user_cache() / "attention" / words
     if agreed.exists():
         return True
     with jax.ensure_compile_time_eval():  # a step is being traced

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxlm.errors import InputError
-from jaxlm.files import open_regular, read_object
+from jaxlm.files import read_object
 from jaxlm.reading.lines import Errors, not_utf8
+from jaxlm.storage import is_url, open_place
 from jaxlm.wording import lacks_field
 
 Kind = Literal["parquet", "arrow"]
@@ -36,10 +37,15 @@ class ColumnFile:
         self.path, self._kind = path, kind
         self._arrow = _pyarrow(path)
         with self._reading():
-            open_regular(Path(path)).close()  # reading a device or a pipe may never end
+            file = open_place(path)
+            if not is_url(path):
+                file.close()  # it is no device or pipe, which may never end; pyarrow's own reader is faster
             if kind == "parquet":
                 self._parquet = self._arrow.parquet.ParquetFile(
-                    path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+                    file if is_url(path) else path,
+                    pre_buffer=False,
+                    buffer_size=1 << 20,
+                    page_checksum_verification=True,
                 )
                 self.schema = self._parquet.schema_arrow
             else:
@@ -138,7 +144,7 @@ class ColumnFile:
         return self._arrow.ipc.open_stream(self._arrow.memory_map(self.path))
 
     def _check_end(self) -> None:
-        with open_regular(Path(self.path)) as file:
+        with open_place(self.path) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - len(_END)))
             if file.read() != _END:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
 
 from jaxlm.errors import InputError
-from jaxlm.files import open_regular
+from jaxlm.storage import open_place
 
 Errors = Literal["strict", "replace"]
 
@@ -40,7 +40,9 @@ def input_name(path: Path | str) -> str:
 
 @contextmanager
 def open_input(path: Path | str, *, decompress: bool = False) -> Iterator[IO[bytes]]:
-    """Open a regular file, or standard input for `-`, as bytes. decompress: True if .gz, .xz and .zst are decompressed.
+    """Open a regular file, an object, or standard input for `-`, as bytes.
+
+    decompress: True if .gz, .xz and .zst are decompressed.
 
     Raises:
       InputError: the file cannot be opened or read, or its compression is damaged.
@@ -49,7 +51,7 @@ def open_input(path: Path | str, *, decompress: bool = False) -> Iterator[IO[byt
         yield sys.stdin.buffer
         return
     try:
-        with open_regular(Path(path)) as file:
+        with open_place(str(path)) as file:
             yield _decompressed(file, str(path)) if decompress else file
     except (gzip.BadGzipFile, lzma.LZMAError, EOFError, _BadZstd) as error:
         raise InputError(f"{path}: the compressed file is damaged or truncated ({error}); replace it") from error

@@ -32,7 +32,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 from jaxlm.distributed.devices import returning_memory
 from jaxlm.distributed.processes import first_process_decides, of_every_process
 from jaxlm.errors import InputError, RunError, quiet_orbax
-from jaxlm.runs.storage import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
+from jaxlm.runs.remote import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
 from jaxlm.runs.trees import leaf_checksums, listed, named_leaves, nested_leaves, shape_and_type
 
 PyTree = Any

@@ -35,7 +35,8 @@ from jaxlm.files import parse_json, read_object, read_regular, rename_synced, wr
 from jaxlm.host import LockHeld, compiler_changes, cpu_cores, lock_file, recorded
 from jaxlm.runs import text_log
 from jaxlm.runs.config import ADDED_FIELDS, ADDED_OPTIONS, differing, flat, in_words, shown, upgraded
-from jaxlm.runs.storage import LOCK, Mirror, entries, is_url
+from jaxlm.runs.remote import LOCK, Mirror, entries
+from jaxlm.storage import is_url
 from jaxlm.text import Tokenizer, load_tokenizer
 from jaxlm.wording import similar_directory
 

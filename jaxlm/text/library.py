@@ -82,6 +82,10 @@ class LibraryTokenizer(Tokenizer):
     def _hidden(self) -> set[int]:
         return super()._hidden | self._special_ids
 
+    def decode_words(self, words: Sequence[str]) -> str:
+        decoder = self._library.decoder  # that of an imported vocabulary may be missing
+        return " ".join(words) if decoder is None else str(decoder.decode(list(words)))
+
     def _decode(self, ids: list[int]) -> str:
         return self._library.decode(ids, skip_special_tokens=False)
 

@@ -98,6 +98,13 @@ class Tokenizer(ABC):
         hidden = self._hidden
         return self._decode([i for i in self._checked(ids) if i not in hidden])
 
+    def decode_words(self, words: Sequence[str]) -> str:
+        """Return the text of words in the order of their ids, as `decode` does.
+
+        Raises InputError for a scheme whose ids are no words, see `unknown_word`.
+        """
+        raise InputError(f"the tokenizer must be a vocabulary of words, got {self.kind}; use words:SIZE")
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return one readable string for each id; special tokens that were added appear as <role>."""
         return [self._added[i] if i in self._added else self._piece(i) for i in self._checked(ids)]
@@ -295,6 +302,9 @@ class BackwardTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return self._forward._decode(ids[::-1])
+
+    def decode_words(self, words: Sequence[str]) -> str:
+        return self._forward.decode_words(words[::-1])
 
     def _piece(self, i: int) -> str:
         return self._forward._piece(i)

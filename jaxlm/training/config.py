@@ -4,7 +4,6 @@ This module does not import JAX, nor do the configs that it is made of.
 """
 
 import operator
-import typing
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +17,7 @@ from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
 from jaxlm.models.family import Family
 from jaxlm.models.heads import HEADS, heads_for
-from jaxlm.nn.config import Biattention, Execution, Features, Rate, View
+from jaxlm.nn.config import Biattention, Execution, Features, Rate, ViewName
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
 from jaxlm.runs.config import TrackerKind
@@ -46,6 +45,8 @@ RUN_FIELDS = (
     "keep_every",
     "data.store",
     "data.validation",
+    "data.cache",
+    "data.cache_size",
 )
 # Fields in which config.json may differ from the config in an older checkpoint of the run.
 MAY_DIFFER = (
@@ -234,18 +235,22 @@ class FinetuneConfig(RunConfig):
     encoder, two layers of 768 units per direction over `features`, then the linear head (BERT's tables 5 and 7).
     concat_pooling: for a decoder, the last state, the maximum and the mean of all states, then two layers with batch
     norm (ULMFiT). crf: for an encoder, tags of a sentence that depend on each other (Lample et al., 2016); in
-    prediction no I- tag follows one of another type. cross_view: for taggers over words, a module that labels train,
-    and `views` that learn from it on the sentences of --unlabelled (CVT)."""
+    prediction no I- tag follows one of another type. cross_view: for taggers over words and for an encoder, a module
+    that labels train, and `views` that learn from it on the sentences of --unlabelled (CVT)."""
     biattention: Biattention = "pair"
     """Form of a bcn head. pair: two texts attend to each other, and a single one to itself, with batch norm (McCann et
     al., 2017). self: one text attends to itself, without batch norm (the code of ELMo's authors)."""
     maxout_reduction: Count = 2
     """Divisor of the width in the first of the three maxout layers of a bcn head. It is 2 in the second."""
-    views: tuple[View, ...] = typing.get_args(View)
-    """Auxiliary modules of a cross_view head. full: both directions of both layers. forwards, backwards: one direction
-    of the first layer. future, past: the same for the tag of the next word, or of the word before."""
+    views: tuple[ViewName, ...] | None = None
+    """Auxiliary modules of a cross_view head. Default: all of the model. Over words, full: both directions of both
+    layers. forwards, backwards: one direction of the first layer. future, past: the same for the tag of the next word,
+    or of the word before. For an encoder, masked: the last layer, of sentences with masked words. middle: the middle
+    layer, of the same sentences."""
     unlabelled_dropout_rate: Rate = 0.2
     """Every dropout rate of the model on unlabelled batches, with a cross_view head."""
+    unlabelled_mask_rate: Rate = 0.15
+    """Share of the words of unlabelled sentences that are replaced by MASK for the views, with the view `masked`."""
     special_tokens: Literal["gpt1", "end"] = "gpt1"
     """Special tokens of a decoder's inputs. gpt1: start, delimiter and extract, which no language model has read. end:
     the end of a document before each text, as in the language model's training, and nothing after the last text."""
@@ -342,11 +347,9 @@ class FinetuneConfig(RunConfig):
                 keep_default(
                     self, name != self.head, field_name, default, f"without head {name}", f"give --head {name} too"
                 )
-        if not self.views or len(set(self.views)) < len(self.views):
-            shown = " ".join(self.views) or "none"
-            raise InputError(f"views must be one or several, each once, got {shown}; correct --views")
         for field_name, default in HEADS[self.head].without.items():
             keep_default(self, True, field_name, default, f"with head {self.head}")
+        HEADS[self.head].check(self)
 
     def check_without_head(self, kind: str) -> None:
         """Raise InputError for fields that need a head, for a kind of task without one."""
@@ -368,7 +371,7 @@ def keep_default(config: Any, applies: Any, name: str, default: Any, reason: str
     """Raise InputError for a field that is not `default` where this applies. reason: a phrase for the message."""
     if applies and (value := operator.attrgetter(name)(config)) != default:
         shown = " ".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
-        wanted = "empty" if default == () else default
+        wanted = {(): "empty", None: "left out"}.get(default, default)
         raise InputError(f"{name} must be {wanted} {reason}, got {shown}; {fix}")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxlm.data.config import DataConfig
 from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import Phase, PhasedRows, phases
-from jaxlm.data.store import Store, open_store
+from jaxlm.data.store import Store
 from jaxlm.errors import InputError
 from jaxlm.interop.sources import KINDS, tokenizer_spec
 from jaxlm.models import build, family_of, with_vocabulary
@@ -73,14 +73,14 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
     config = one_duration(arguments.settings, given)
     if not config.data.store:
         raise InputError("data.store must be given; name a token store that python -m jaxlm.prepare wrote")
-    stores = tuple(open_store(path) for path in config.data.store)
-    validation = tuple(open_store(path) for path in config.data.validation)
+    stores = tuple(config.data.open(path) for path in config.data.store)
+    validation = tuple(config.data.open(path) for path in config.data.validation)
     if arguments.start_with == "state" and (arguments.start or "").startswith(KINDS):
         raise InputError(
             f"--start-with must be parameters for published weights, got state with {arguments.start}; leave it out"
         )
     source = None if arguments.start is None else start.source_of(arguments.run, arguments.start)
-    expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].path}", ""
+    expected, expected_of, remedy = stores[0].tokenizer_fingerprint, f"store {stores[0].place}", ""
     matched = arguments.start_vocabulary == "matched"
     if matched and (source is None or arguments.start_with == "state"):
         raise InputError(
@@ -102,7 +102,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         size = config.data.with_special_tokens(stores[0].tokenizer()).size
         if config.model.vocab_size not in (0, size):
             raise InputError(
-                f"model.vocab_size must be 0 or {size}, the size of the tokenizer of {stores[0].path}, got "
+                f"model.vocab_size must be 0 or {size}, the size of the tokenizer of {stores[0].place}, got "
                 f"{config.model.vocab_size}; leave it 0"
             )
         config = replace(config, model=replace(config.model, vocab_size=size))

@@ -24,7 +24,8 @@ from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import MetricsLog
 from jaxlm.runs.recorder import Callback, Observer, Recorder
-from jaxlm.runs.storage import check_room, is_url
+from jaxlm.runs.remote import check_room
+from jaxlm.storage import is_url
 from jaxlm.text import Tokenizer
 from jaxlm.training.config import PretrainArguments, PretrainConfig, check_batches, run_fields
 from jaxlm.training.initialization import continue_state, fresh_parts, resume, with_parameters
@@ -93,14 +94,17 @@ def prepared(planned: Plan) -> _Prepared:
     longest = max(empty, key=lambda row: row.ids.shape[-1])
     check_batch_memory(longest, config.batch_size)
     check_batch_memory(longest, eval_batch_size, "eval_batch_size" if config.eval_batch_size else "batch_size")
+    first = replace(config, micro_batches=1)
     with use_mesh(mesh):  # a model that cannot fit is not compiled
-        of_one = make_program(pretraining, replace(config, micro_batches=1), mesh).abstract
-    check_state_memory(of_one, of_one.params)
+        program = make_program(pretraining, first, mesh)
+    check_state_memory(program.abstract, program.abstract.params)
     config = fitted_to_devices(config, lambda choice: make_pretraining(choice, tokenizer), empty, mesh)
-    pretraining = make_pretraining(config, tokenizer)
+    if config != first:
+        pretraining = make_pretraining(config, tokenizer)
+        with use_mesh(mesh):
+            program = make_program(pretraining, config, mesh)
     rows = phased_rows(config.data, reading_of(config, planned.stores), planned.num_steps)
     with use_mesh(mesh):
-        program = make_program(pretraining, config, mesh)
         settings = replicated(run_settings(config, planned.num_steps), mesh)
         options = config.execution.compiler_options()
     step = CompiledStep("training", program.step, expected_shapes=len(planned.phases), options=options)

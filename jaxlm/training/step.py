@@ -123,6 +123,11 @@ def new_state(
     )
 
 
+def abstract_params(init_params: InitParams) -> Any:
+    """Return the boxed shapes and dtypes of the parameters. JAX traces the same function once."""
+    return jax.eval_shape(init_params, jax.eval_shape(jax.random.key, 0))
+
+
 def abstract_state(
     init_params: InitParams, optimizer: Optimizer, mesh: Mesh, carry: Callable[[], Any] = lambda: None, **settings: Any
 ) -> TrainState:
@@ -133,10 +138,10 @@ def abstract_state(
     parameters.
     """
 
-    def make() -> TrainState:
-        return new_state(init_params(jax.random.key(0)), optimizer, jnp.uint32(0), carry(), **settings)
+    def make(params: Any) -> TrainState:
+        return new_state(params, optimizer, jnp.uint32(0), carry(), **settings)
 
-    boxed = jax.eval_shape(make)
+    boxed = jax.eval_shape(make, abstract_params(init_params))
     shardings = state_shardings(boxed, mesh)
     shardings = shardings.replace(carry=jax.tree.map(lambda _: carry_sharding(mesh), boxed.carry))
 

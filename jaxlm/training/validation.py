@@ -101,7 +101,7 @@ class Validation:
         options = plan.config.execution.compiler_options()
         self._step = CompiledStep("evaluation", evaluate, expected_shapes=len(self._batches), options=options)
         lengths = ", then ".join(str(phase.length) for phase in plan.phases)
-        names = ", ".join(str(store.path) for store in stores)
+        names = ", ".join(store.place for store in stores)
         self.notes = [f"validation: {names} in {data.describe_validation(lengths, stores)}"]
         if pretraining.whole_text:
             self.notes += text_notes(stores[0].tokenizer())

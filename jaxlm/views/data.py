@@ -42,9 +42,8 @@ def truncated(text: str, more: bool = False) -> str:
     return text[:TEXT] + (" …" if more or len(text) > TEXT else "")
 
 
-def text_lines(tokenizer: Tokenizer, ids: Sequence[int], more: bool = False) -> Iterable[str]:
-    """Return the start of a text, indented, or the piano roll of music. more: True if `ids` are only its beginning."""
-    text = tokenizer.decode(ids)
+def text_lines(tokenizer: Tokenizer, text: str, more: bool = False) -> Iterable[str]:
+    """Return the start of a text, indented, or the piano roll of music. more: True if `text` is only its beginning."""
     if tokenizer.music is None:
         return indented(truncated(text, more))
     return indented("\n".join(roll_lines(tokenizer.music.decode(text.split()))) + "\n…" * more)
@@ -58,7 +57,7 @@ def ratio(count: float, by: float) -> str:
 def store_lines(store: Store, count: int) -> Iterator[str]:
     """Yield counts per section, the tokenizer, and `count` documents spread over the store."""
     tokenizer = store.tokenizer()
-    yield f"token store {store.path}"
+    yield f"token store {store.place}"
     documents = counted(store.documents, "document")
     yield f"  {documents}, {store.num_tokens:,} tokens, {store.words:,} words, {store.bytes:,} bytes"
     yield (
@@ -81,20 +80,22 @@ def store_lines(store: Store, count: int) -> Iterator[str]:
     yield f"  most frequent: {often}; {int((counts == 0).sum()):,} of {len(counts):,} ids never occur"
     for document in np.unique(np.linspace(0, store.documents - 1, min(count, store.documents)).astype(int)):
         first, end = (int(offset) for offset in store.document_starts[document : document + 2])
-        ids = np.asarray(store.tokens[first : min(end, first + TEXT)]).tolist()
+        shown = min(end, first + TEXT)
         yield ""
         yield f"document {document}: {end - first:,} tokens from {first:,}"
         if store.sentence_starts is None:
-            yield from text_lines(tokenizer, ids, end - first > len(ids))
+            yield from text_lines(tokenizer, store.text(first, shown), end > shown)
         else:
-            yield from _sentence_lines(store, tokenizer, first, end)
-        yield f"    tokens: {' '.join(map(repr, tokenizer.pieces(ids[:HEAD])))}{' …' if end - first > HEAD else ''}"
+            yield from _sentence_lines(store, first, end)
+        ids = store.tokens[first : min(end, first + HEAD)].tolist()
+        yield f"    tokens: {' '.join(map(repr, tokenizer.pieces(ids)))}{' …' if end - first > HEAD else ''}"
 
 
 def document_lines(store: Store, number: int, output: Path | None) -> Iterator[str]:
     """Yield the text of a document, or the piano roll of a piece; write it to `output` instead if that is given.
 
-    number: from 0. A file that ends in .mid or .midi becomes a MIDI file, any other file the text alone.
+    number: from 0. A file that ends in .mid or .midi becomes a MIDI file, any other file the text alone. Words without
+    an id are spelt, if the store keeps their spelling.
     """
     if number >= store.documents:
         raise InputError(
@@ -102,13 +103,12 @@ def document_lines(store: Store, number: int, output: Path | None) -> Iterator[s
         )
     tokenizer = store.tokenizer()
     first, end = (int(offset) for offset in store.document_starts[number : number + 2])
-    ids = np.asarray(store.tokens[first:end]).tolist()
+    text = store.text(first, end)
     if output is None:
-        text = tokenizer.decode(ids)
         yield from text.split("\n") if tokenizer.music is None else roll_lines(tokenizer.music.decode(text.split()))
         return
     check_output(output)
-    write_text(output, tokenizer, tokenizer.decode(ids))
+    write_text(output, tokenizer, text)
     yield f"document {number}, {end - first:,} tokens: {output}"
 
 
@@ -157,14 +157,14 @@ def task_lines(task: Task, data: TaskData, reader: Reader | None, count: int) ->
             yield from indented(f"{column}: {truncated(_text(value))}")
 
 
-def _sentence_lines(store: Store, tokenizer: Tokenizer, first: int, end: int) -> Iterator[str]:
+def _sentence_lines(store: Store, first: int, end: int) -> Iterator[str]:
     """Yield the first sentences of the document in tokens first … end, one line each."""
     starts = np.asarray(store.sentence_starts)
     begin, stop = np.searchsorted(starts, (first, end)).tolist()
     yield f"    {counted(stop - begin, 'sentence')}"
     for k in range(begin, min(stop, begin + SENTENCES)):
-        ids = np.asarray(store.tokens[starts[k] : min(starts[k + 1], starts[k] + TEXT)]).tolist()
-        yield from indented(f"{k - begin}: {truncated(tokenizer.decode(ids).strip())}")
+        text = store.text(int(starts[k]), int(min(starts[k + 1], starts[k] + TEXT)))
+        yield from indented(f"{k - begin}: {truncated(text.strip())}")
     if stop - begin > SENTENCES:
         yield "    | …"
 

@@ -25,9 +25,11 @@ from jaxlm.finetuning.run import unlabelled_rows
 from jaxlm.finetuning.trial import UNLABELLED
 from jaxlm.inference.loaded_run import run_config, split_run, task_data
 from jaxlm.models import build, family_of
+from jaxlm.models.heads import mask_rate
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed, flat, shown
 from jaxlm.runs.directory import RunDirectory
+from jaxlm.storage import entry
 from jaxlm.tasks import (
     FORMATS,
     Task,
@@ -111,6 +113,14 @@ def batch_of_finetuning(arguments: ShowFinetuningArguments, given: set[str]) -> 
     return finetune_lines(config, task, data, unlabelled, tokenizer, arguments.step, arguments.count, longest)
 
 
+def _is_store(target: str) -> bool:
+    """Return True if there is a token store in a directory or at a URL."""
+    try:
+        return entry(f"{target}/{DESCRIPTION}").size > 0
+    except (OSError, InputError):
+        return False
+
+
 def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
     """Yield the view of a store, a run or several runs."""
     if not arguments.target:
@@ -118,8 +128,8 @@ def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
     if arguments.output is not None and arguments.document is None:
         raise InputError(f"--output must be given with --document, got {arguments.output} without; add --document K")
     first, step = Path(arguments.target[0]), arguments.step
-    if len(arguments.target) == 1 and (first / DESCRIPTION).is_file():
-        store = open_store(first)
+    if len(arguments.target) == 1 and _is_store(arguments.target[0]):
+        store = open_store(arguments.target[0])
         if arguments.document is None:
             yield from store_lines(store, arguments.count)
         else:
@@ -146,8 +156,8 @@ def pretrain_lines(config: PretrainConfig, step: int, count: int) -> Iterator[st
     """Yield the batch of a pretraining step: the origin, text and positions of each row."""
     if not config.data.store:
         raise InputError("data.store must be given, got none; name a token store with --data.store")
-    stores = [open_store(path) for path in config.data.store]
-    by_path = {str(store.path): store for store in stores}
+    stores = [config.data.open(path) for path in config.data.store]
+    by_path = {store.place: store for store in stores}
     tokenizer = config.data.with_special_tokens(stores[0].tokenizer())
     reading = reading_of(config, stores)
     rows = phased_rows(config.data, reading, _num_steps(config, reading, step))
@@ -215,7 +225,7 @@ def row_lines(batch: Batch, row: int, tokenizer: Tokenizer) -> Iterator[str]:
     segments = np.asarray(batch.segments[row])
     if batch.source is not None:
         yield from source_lines(batch, row, tokenizer)
-    yield from text_lines(tokenizer, np.asarray(batch.ids[row])[segments > 0].tolist())
+    yield from text_lines(tokenizer, tokenizer.decode(np.asarray(batch.ids[row])[segments > 0].tolist()))
 
     def line(slot: int) -> str:
         i, target, weight = int(batch.ids[row, slot]), int(batch.targets[row, slot]), batch.weights[row, slot]
@@ -259,7 +269,8 @@ def finetune_lines(
     num_steps = config.num_steps or steps_of_epochs(
         kind, train, batch_size=batch_size, num_epochs=config.num_epochs or 0, alternates=others is not None
     )
-    batches = training_batches(train, others, batch_size=batch_size, seed=config.seed, num_steps=num_steps)
+    sizes = {"batch_size": batch_size, "num_steps": num_steps}
+    batches = training_batches(train, others, seed=config.seed, mask_rate=mask_rate(config), **sizes)
     if step >= len(batches):
         raise InputError(f"--step must be below {len(batches)}, the number of steps, got {step}")
     batch = batches[step]
@@ -291,8 +302,12 @@ def example_lines(batch: ExampleBatch, row: int, example: Any, tokenizer: Tokeni
         pieces = [repr(piece) for piece in tokenizer.pieces(batch.ids[row, number, :tokens].tolist())]
         pieces = example.shown_pieces(pieces, np.asarray(batch.labels[row]))
         reads = f"the head reads {example.head_reads.format(extract=extract)}"
-        shown = " ".join("…" if k is None else pieces[k] for k in ends(list(range(tokens)), head=40, tail=10))
+        slots = ends(list(range(tokens)), head=40, tail=10)
+        shown = " ".join("…" if k is None else pieces[k] for k in slots)
         yield f"    sequence {number}: {tokens} tokens, {reads}: {shown}"
+        if batch.masked is not None:
+            masked = tokenizer.pieces(batch.masked[row, number, :tokens].tolist())
+            yield f"    the views read: {' '.join('…' if k is None else repr(masked[k]) for k in slots)}"
 
 
 def generated_lines(batch: Batch, row: int, example: Any, tokenizer: Tokenizer) -> Iterator[str]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from pair_store import pair_store, word_tokenizer
+from paths import REPOSITORY
 from toy_runs import (
-    REPOSITORY,
     assert_one_line,
     bert_arguments,
     finetune_arguments,
@@ -63,7 +63,7 @@ def pretrained(tmp_path_factory, stores):
         ("--mesh.data -1 --mesh.fsdp -1", ["at most one -1"]),
         ("--length 513", ["--length must be at most 512, the positions of the model, got 513"]),
         ("--execution.loss-chunks 3", ["--execution.loss-chunks must divide length 32, got 3"]),
-        ("--execution.unroll 3", ["execution.unroll must be at most 2, the model's layers", "got 3"]),
+        ("--execution.unroll 3", ["execution.unroll must be at most 1, the model's layers", "got 3"]),
         ("--batch-size 0", ["--batch-size must be at least 1, got 0"]),
         ("--num-epochs nan", ["--num-epochs must be finite, got nan"]),
         ("--num-steps 5 --num-epochs 1", ["--num-steps must be given without --num-epochs, got 5 and 1"]),
@@ -257,7 +257,7 @@ def test_sizes_come_from_the_start(stores, pretrained, task, tmp_path, flag):
         ("--tokenizer store:nowhere", ["nowhere"]),
         ("--tokenizer what:ever", ["what:ever"]),
         ("--tokenizer store:STORE --transfer-layers 1", ["--transfer-layers", "--start"]),
-        ("--start START --transfer-layers 3", ["--transfer-layers must be at most 2", "got 3"]),
+        ("--start START --transfer-layers 3", ["--transfer-layers must be at most 1", "got 3"]),
         ("--start START --batch-size 12", ["--batch-size must be a multiple of mesh data 8", "got 12"]),
         ("--start START --length 513", ["length must be at most 32", "got 513", "--beyond-length"]),
         ("--start START --length 4", ["length must be at least 5", "got 4"]),

@@ -12,8 +12,8 @@ import jax
 import pytest
 import toy_encoder
 from flax import linen as nn
+from paths import REPOSITORY
 from toy_runs import (
-    REPOSITORY,
     bert_arguments,
     finetune_arguments,
     make_pair_stores,
@@ -45,8 +45,8 @@ FILES = sorted(path for path in (REPOSITORY / "configs").glob("*/*.py") if path.
 NAMES = [str(path.relative_to(REPOSITORY / "configs").with_suffix("")) for path in FILES]
 KINDS = {name: type(load_config(name, object)) for name in NAMES}
 # Of these sizes a model has those of its fields.
-TOY_SIZES = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward_width": 64, "num_positions": 64}
-TOY_SIZES |= {"units": 48, "memory_length": 24, "num_encoder_layers": 2, "head_width": 8}
+TOY_SIZES = {"num_layers": 1, "width": 32, "num_heads": 4, "feed_forward_width": 64, "num_positions": 64}
+TOY_SIZES |= {"units": 48, "memory_length": 24, "num_encoder_layers": 1, "head_width": 8}
 TOY_RUN = "--length 32 --batch-size 8 --log-every 1 --execution.loss-chunks 1".split()
 ONE_LENGTH = {"pairs": ("--data.short-length", 0)}
 
@@ -84,7 +84,11 @@ def toy_model(name: str) -> list:
     if hasattr(model, "adaptive"):
         sizes["adaptive.divisor"] = min(model.adaptive.divisor, 2)
     if isinstance(getattr(model, "units", 0), tuple):
-        sizes["units"] = (16, 16)  # of each layer
+        sizes |= {"num_layers": 2, "units": (16, 16)}  # of each layer
+    if isinstance(model, CharacterTransformerConfig):
+        sizes["num_layers"] = 2  # of which the lower one has losses of its own
+    if getattr(model, "character_width", 0):
+        sizes["filters"] = (1, 4, 3, 8)  # widths of convolutions, each with its number
     if hasattr(model, "negatives"):
         sizes["negatives"] = 0  # a sampled softmax has another loss
     flags = [

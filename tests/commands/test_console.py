@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from paths import REPOSITORY
 from test_layers import COMMANDS as MODULES
 
 import jaxlm

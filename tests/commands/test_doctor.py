@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 import toy_run
+from paths import REPOSITORY
 from toy_processes import free_port, joined
-from toy_runs import REPOSITORY, Process, run_here
+from toy_runs import Process, run_here
 
 from jaxlm.views import readiness
 

@@ -55,7 +55,10 @@ def stores(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, stores):
     run = tmp_path_factory.mktemp("pretrained") / "run"
-    ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-steps", 10, "--checkpoint-every", 5))
+    ended = run_here(
+        "pretrain",
+        *pretrain_arguments(run, stores, "--num-steps", 10, "--checkpoint-every", 5, "--model.num-layers", 2),
+    )
     assert ended.code == 0, ended.errors
     return run
 
@@ -215,7 +218,7 @@ def test_one_device_predicts_what_two_predict_in_the_same_order(tmp_path, pretra
 
 
 def test_from_scratch_needs_only_a_tokenizer(tmp_path, stores, task):
-    sizes = "--model.num-layers 2 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
+    sizes = "--model.num-layers 1 --model.width 32 --model.num-heads 4 --model.feed-forward-width 64".split()
     run = tune(
         tmp_path / "run", task, "--tokenizer", f"store:{stores[0]}", *sizes, "--model.num-positions", 32,
         "--auxiliary-lm", 0,

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_runs import REPOSITORY, run_here
+from paths import REPOSITORY
+from toy_runs import run_here
 
 from jaxlm import nvidia
 from jaxlm.views import readiness

@@ -12,6 +12,8 @@ from jaxlm.data.store import open_store
 from jaxlm.reading.midi import read_notes
 from jaxlm.text.events import vocabulary
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 PERFORMANCE = vocabulary("performance")
 
 

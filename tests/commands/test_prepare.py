@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_text import paragraphs
+from toy_store import contents
+from toy_text import paragraphs, write_books
 
 from jaxlm.data import shards
 from jaxlm.data.preparation import PrepareConfig, prepare
@@ -25,10 +26,6 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.text import tokenizer_from_spec, train_sentencepiece
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def contents(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
 
 
 def documents(store) -> list[str]:
@@ -45,16 +42,14 @@ def command(*arguments: object) -> list[str]:
 def corpus(tmp_path, monkeypatch):
     """Books, a file of blocks and a compressed JSONL file; relative paths, so that descriptions can be compared."""
     monkeypatch.chdir(tmp_path)
-    Path("books").mkdir()
-    for k in range(5):
-        Path(f"books/{k}.txt").write_text("\n\n".join(paragraphs(20 + 30 * k, seed=k)) + "\n", encoding="utf-8")
+    write_books(20 + 30 * k for k in range(5))
     Path("blocks.txt").write_text("\n\n".join(paragraphs(80, seed=8)), encoding="utf-8")
     lines = "".join(json.dumps({"body": text}) + "\n" for text in paragraphs(60, seed=9))
     Path("rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return PrepareConfig(
         source=("text:books/*.txt", "lines:blocks.txt", "jsonl:rows.jsonl.gz#body"),
         tokenizer="train-sentencepiece:420",
-        output=Path("store"),
+        output="store",
         weights=(2.0, 1.0, 1.0),
         workers=1,
         unit_bytes=4000,
@@ -81,15 +76,15 @@ def test_the_bytes_do_not_depend_on_workers_or_units(corpus):
     prepare(corpus)
     whole = contents(Path("store"))
     for workers, unit_bytes in [(2, 4000), (3, 1000), (1, 1 << 22)]:
-        output = Path(f"store-{workers}-{unit_bytes}")
+        output = f"store-{workers}-{unit_bytes}"
         prepare(replace(corpus, output=output, workers=workers, unit_bytes=unit_bytes))
-        assert contents(output) == whole, (workers, unit_bytes)
+        assert contents(Path(output)) == whole, (workers, unit_bytes)
 
 
 def test_a_sample_of_the_documents(corpus, capsys):
     """Fails if a document repeats, changes or moves, if the choice depends on units or workers, or is not resumed."""
     whole = documents(prepare(corpus))
-    part = replace(corpus, sample=3, tokenizer="store:store", output=Path("sampled"))
+    part = replace(corpus, sample=3, tokenizer="store:store", output="sampled")
     store = prepare(part)
     found = documents(store)
     at = [whole.index(text) for text in found]
@@ -97,9 +92,9 @@ def test_a_sample_of_the_documents(corpus, capsys):
     assert "sample: 3 of 5 documents of text:books/*.txt" in capsys.readouterr().out
     assert store.bytes == sum(len(text.encode()) for text in found)
     for workers, unit_bytes in [(2, 1000), (1, 1 << 22)]:
-        again = prepare(replace(part, output=Path(f"again-{unit_bytes}"), workers=workers, unit_bytes=unit_bytes))
+        again = prepare(replace(part, output=f"again-{unit_bytes}", workers=workers, unit_bytes=unit_bytes))
         assert documents(again) == found
-    assert documents(prepare(replace(part, sample=10**9, output=Path("all")))) == whole
+    assert documents(prepare(replace(part, sample=10**9, output="all"))) == whole
     assert "sample" not in open_store(Path("store")).description["arguments"]  # which its fingerprint covers
     prepare(part)
     assert "complete already" in capsys.readouterr().out
@@ -134,7 +129,7 @@ def test_blocks_and_batches_change_nothing(corpus, monkeypatch):
     for block, batch in [(1, 1), (37, 100), (5000, 1 << 20)]:
         monkeypatch.setattr(shards, "BLOCK", block)
         monkeypatch.setattr(shards, "BATCH", batch)
-        other = prepare(replace(corpus, output=Path(f"store-{block}")))
+        other = prepare(replace(corpus, output=f"store-{block}"))
         assert np.array_equal(other.tokens, expected), block
         assert other.words == store.words
         monkeypatch.setattr(tokenizer, "can_split", False)
@@ -185,15 +180,15 @@ def test_an_output_that_holds_something_else_is_left_alone(corpus):
         prepare(corpus)
     assert Path("store/thesis.tex").read_text() == "years of work"
     with pytest.raises(InputError, match=r"got blocks\.txt, a file"):
-        prepare(replace(corpus, output=Path("blocks.txt")))
+        prepare(replace(corpus, output="blocks.txt"))
     Path("empty").mkdir()
-    assert prepare(replace(corpus, output=Path("empty"))).documents == 145
+    assert prepare(replace(corpus, output="empty")).documents == 145
 
 
 def test_the_tokenizer_of_another_store(corpus):
     first = prepare(corpus)
     Path("valid.txt").write_text("The captain saw the sea.\n")
-    valid = PrepareConfig(source=("text:valid.txt",), tokenizer="store:store", output=Path("valid"), workers=1)
+    valid = PrepareConfig(source=("text:valid.txt",), tokenizer="store:store", output="valid", workers=1)
     store = prepare(valid)
     assert store.tokenizer_fingerprint == first.tokenizer_fingerprint
     assert documents(store) == ["The captain saw the sea.\n"]
@@ -221,7 +216,7 @@ def test_the_tokenizer_of_another_store(corpus):
         ({"tokenizer": "train-sentencepiece:100"}, "a SentencePiece vocabulary must exceed .*, got 100"),
         ({"tokenizer": "train-sentencepiece:50000"}, r"must be at most \d+, got 50000"),
         ({"tokenizer": "gpt3:x"}, "got 'gpt3"),
-        ({"output": Path(".")}, "--output"),
+        ({"output": "."}, "--output"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing(corpus, change, message):
@@ -236,7 +231,7 @@ def test_bad_input_is_refused_and_leaves_nothing(corpus, change, message):
 
 
 def test_a_bad_byte_late_in_the_text_keeps_what_is_done(corpus, monkeypatch):
-    monkeypatch.setattr("jaxlm.data.preparation.SAMPLE_UNITS", 1)  # or the estimate meets it before anything is done
+    monkeypatch.setattr("jaxlm.data.estimate.SAMPLE_UNITS", 1)  # or the estimate meets it before anything is done
     tokenizer = train_sentencepiece(paragraphs(100), 420)
     tokenizer.save(Path("tokenizer"))
     Path("books/3.txt").write_bytes(Path("books/3.txt").read_bytes() + b"\xff")
@@ -249,7 +244,7 @@ def test_a_bad_byte_late_in_the_text_keeps_what_is_done(corpus, monkeypatch):
         prepare(replace(config, weights=()))
     continued = prepare(replace(config, errors="replace"))
     assert documents(continued)[3].endswith("\ufffd")
-    assert contents(Path("store")) == contents(prepare(replace(config, errors="replace", output=Path("other"))).path)
+    assert contents(Path("store")) == contents(prepare(replace(config, errors="replace", output="other")).path)
 
 
 def test_a_worker_that_finds_bad_input_stops_all(corpus):
@@ -318,18 +313,19 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_the_text(corpus, monk
         seen.append(list(sentences))
         return train_sentencepiece(seen[-1], size, model_type)
 
-    monkeypatch.setattr("jaxlm.data.preparation.train_sentencepiece", train)
-    monkeypatch.setattr("jaxlm.data.preparation.TRAINING_BYTES", 30_000)
+    monkeypatch.setattr("jaxlm.data.trained_tokenizer.train_sentencepiece", train)
+    monkeypatch.setattr("jaxlm.data.trained_tokenizer.TRAINING_BYTES", 30_000)
+    monkeypatch.setattr("jaxlm.data.preparation.UNIT_BYTES", corpus.unit_bytes)
     prepare(corpus)
     assert re.search(r"trained on [1-3]\d\.\d kB of about \d+\.\d kB", capsys.readouterr().out)
-    prepare(replace(corpus, output=Path("again"), workers=2))
-    assert seen[0] == seen[1]
+    prepare(replace(corpus, output="again", workers=2, unit_bytes=1000))
+    assert seen[0] == seen[1], "the sample depends on the workers, or on the units of another size"
     sample = "".join(seen[0])
     assert 10_000 < len(sample.encode()) < 35_000
     for text in ("books/0.txt", "books/4.txt", "blocks.txt"):
         assert Path(text).read_text(encoding="utf-8")[:20] in sample, f"nothing of {text} is in the sample"
-    monkeypatch.setattr("jaxlm.data.preparation.TRAINING_UNITS", 3)
-    prepare(replace(corpus, output=Path("few")))
+    monkeypatch.setattr("jaxlm.data.trained_tokenizer.TRAINING_UNITS", 3)
+    prepare(replace(corpus, output="few"))
     assert len(seen[2]) < len(seen[0])
 
 
@@ -354,7 +350,7 @@ def no_process_in(group: int) -> bool:
 def test_kill_9_at_any_moment_and_the_same_command_again(corpus):
     Path("blocks.txt").write_text("\n\n".join(paragraphs(700, seed=8)), encoding="utf-8")
     corpus = replace(corpus, unit_bytes=300, workers=2)  # some 400 units
-    prepare(replace(corpus, output=Path("whole")))
+    prepare(replace(corpus, output="whole"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     arguments = [argument for source in corpus.source for argument in ("--source", source)]
     arguments += ["--weights", "2", "1", "1", "--tokenizer", corpus.tokenizer, "--output", "store"]
@@ -409,7 +405,7 @@ def test_a_signal_stops_it_with_75(corpus, number):
     )
     assert wait_for(Path("store.partial/writer.json").exists, 120)
     with pytest.raises(InputError, match=r"store\.partial is in use by process \d+ on "):
-        prepare(PrepareConfig(("lines:books/0.txt",), "train-sentencepiece:420", Path("store"), workers=1))
+        prepare(PrepareConfig(("lines:books/0.txt",), "train-sentencepiece:420", "store", workers=1))
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
@@ -422,10 +418,10 @@ def test_published_vocabularies_through_the_command(data_directory, tmp_path):
     book = sorted((data_directory / "books" / "valid").glob("*.txt"))[0]
     text = book.read_text(encoding="utf-8")
     spec = f"gpt2:{data_directory}/vocab/gpt2"
-    store = prepare(PrepareConfig((f"text:{book}",), spec, tmp_path / "store", workers=1))
+    store = prepare(PrepareConfig((f"text:{book}",), spec, str(tmp_path / "store"), workers=1))
     tokenizer = tokenizer_from_spec(spec)
     assert np.array_equal(store.tokens, [*tokenizer.encode(text), tokenizer.specials["end"]])
     assert documents(store) == [text]
     spec = f"wordpiece:{data_directory}/vocab/bert/bert-base-uncased-vocab.txt"
-    store = prepare(PrepareConfig((f"text:{book}",), spec, tmp_path / "bert", workers=1))
+    store = prepare(PrepareConfig((f"text:{book}",), spec, str(tmp_path / "bert"), workers=1))
     assert np.array_equal(store.tokens, tokenizer_from_spec(spec).encode(text))

@@ -25,7 +25,7 @@ def test_the_estimate_says_what_a_large_document_takes(tmp_path, capsys, monkeyp
     assert 120 * size > 4 << 20
     for name, options in (("cuts", {}), ("whole", {"add_prefix_space": True})):
         byte_level(**options).save(str(tmp_path / f"{name}.json"))
-        prepare(PrepareConfig((f"text:{text}",), f"hf:{tmp_path}/{name}.json", tmp_path / name, workers=1))
+        prepare(PrepareConfig((f"text:{text}",), f"hf:{tmp_path}/{name}.json", str(tmp_path / name), workers=1))
         said.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("memory: ")])
     assert not said[0], "it is encoded in blocks"
     assert len(said[1]) == 1 and f"{size / 1e3:,.1f} kB of text" in said[1][0] and "GB in one worker" in said[1][0]
@@ -57,7 +57,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind, scheme):
     block = "\n".join(paragraphs(6000)) + "\n"
     program = (
         "import resource, sys; from pathlib import Path; from jaxlm.data.preparation import *;"
-        "prepare(PrepareConfig((sys.argv[1],), sys.argv[2], Path(sys.argv[3]), workers=1));"
+        "prepare(PrepareConfig((sys.argv[1],), sys.argv[2], sys.argv[3], workers=1));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     peaks = []

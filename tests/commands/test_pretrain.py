@@ -95,7 +95,7 @@ def test_metrics_lines_are_as_the_contract_says(base):
         assert line["tokens_per_second"] > 0 and 0 <= line["wait_share"] <= 1 and line["mfu"] is None
         assert line["device_memory_gib"] is None and 0.1 < line["host_memory_gib"] < 64  # a CPU reports none
         assert line["learning_rate"] == pytest.approx(3e-3 * line["step"] / 10)
-        assert len(line["update_norm/blocks"]) == 2 and line["gradient_norm"] > 0
+        assert len(line["update_norm/blocks"]) == 1 and line["gradient_norm"] > 0
     validation = metrics(base, "validation_loss")
     assert list(validation) == [0, 5, 10] and validation[10] < validation[0]
     assert metrics(base, "perplexity")[10] == pytest.approx(math.exp(validation[10]))
@@ -366,7 +366,7 @@ def test_a_full_disk_fails_with_one_line_and_the_older_checkpoint_is_gone_on_fro
     assert said.startswith("failed:") and "could not be written: File too large" in said and "free some space" in said
     kept = checkpoints(run)
     assert sound in kept and f"step {kept[-1]} is the newest complete one" in said
-    ended = Process("pretrain", *arguments, log=tmp_path / "again").ended()
+    ended = run_here("pretrain", *arguments)
     assert ended.code == 0, ended.errors
     assert starts(run)[-1]["started_from"] == f"resumed at step {kept[-1]}"
     assert newest_step(run) == 200

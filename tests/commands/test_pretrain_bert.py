@@ -274,7 +274,6 @@ def test_sigterm_before_at_and_after_the_switch(base, stores, tmp_path):
     assert_same_run(run, base)
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("step", [SAVES, SWITCH])
 def test_a_run_goes_on_from_before_and_at_the_switch(base, stores, tmp_path, step):
     """Fails when the length, pairs or masks of a resumed run are those of another step."""

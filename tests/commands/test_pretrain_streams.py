@@ -43,7 +43,8 @@ def test_a_run_on_streams_goes_on(store, tmp_path):
     saved = json.loads((whole / "config.json").read_text())
     assert saved["fingerprints"]["data_order"] == 1 and saved["num_steps"] == 2 * steps
     stores = {"store": [str(store)], "validation": [str(store)], "weights": []}
-    assert saved["data"] == {"layout": "streams", "windows": "fixed", "reset_probability": 0.0} | stores
+    cache = {"cache": "", "cache_size": 64.0}
+    assert saved["data"] == {"layout": "streams", "windows": "fixed", "reset_probability": 0.0} | stores | cache
 
     second_epoch = next(step for step in checkpoints(whole) if step > steps)
     run = copy_at(whole, second_epoch, tmp_path / "run")
@@ -66,6 +67,10 @@ def test_a_run_on_streams_goes_on(store, tmp_path):
     [
         ("--data.weights 1", ["--data.weights must be left out with --data.layout streams, got 1.0"]),
         ("--batch-size 512", ["--batch-size must be at most ", "for streams of ", " in rows of 32, got 512"]),
+        (
+            "--data.order blocks",
+            ["--data.order must be given with --data.layout windows, packed, pairs or spans, got s"],
+        ),
         ("--data.short-length 16", ["--data.short-length must be given with --data.layout pairs, got streams"]),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_runs import assert_one_line, make_stores, pretrain_arguments, run_here
 
-from jaxlm.runs import storage
+from jaxlm.runs import remote
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training import program as program_module
 
@@ -37,14 +37,14 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_before_compilation(stor
     the size is not that of the files.
     """
     usage, run = shutil.disk_usage(tmp_path), tmp_path / "run"
-    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: usage._replace(free=1500))
+    monkeypatch.setattr(remote.shutil, "disk_usage", lambda _: usage._replace(free=1500))
     with monkeypatch.context() as patch:
         patch.setattr(program_module.CompiledStep, "prepare", None)
         ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-steps", 4))
         assert_one_line(ended, 2, "--run must be on a disk with room for a checkpoint, which takes", "1.5 kB free")
         assert not run.exists()
     known = float(re.search(r"which takes ([\d.]+) kB", ended.errors).group(1)) * 1e3
-    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: usage._replace(free=1.5 * known))
+    monkeypatch.setattr(remote.shutil, "disk_usage", lambda _: usage._replace(free=1.5 * known))
     ended = run_here("pretrain", *pretrain_arguments(run, stores, "--num-steps", 4))
     assert ended.code == 0 and f"are free in {run}, and 4 more checkpoints of" in ended.errors, ended.errors
     stored = Checkpoints(run / "checkpoints", read_only=True).metadata(4)

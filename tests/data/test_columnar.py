@@ -191,13 +191,13 @@ def test_a_store_of_parquet_equals_that_of_json_lines(tmp_path):
     sources = {"json": f"jsonl:{tmp_path}/a.jsonl", "parquet": f"parquet:{tmp_path}/*.parquet"}
     tokenizer, fingerprints = "train-wordpiece:300", set()
     for name, source in (sources | {"saved": f"hf-dataset:{saved}"}).items():
-        config = PrepareConfig((source,), tokenizer, tmp_path / name, workers=1, unit_bytes=2000)
+        config = PrepareConfig((source,), tokenizer, str(tmp_path / name), workers=1, unit_bytes=2000)
         store = prepare(config)
         tokenizer = f"store:{tmp_path}/json"
         assert store.documents == 300
         fingerprints.add((store.num_tokens, store.description["arrays"]["tokens"]["sha256"]))
     assert len(fingerprints) == 1
-    again = PrepareConfig((sources["parquet"],), f"store:{tmp_path}/json", tmp_path / "parquet", unit_bytes=2000)
+    again = PrepareConfig((sources["parquet"],), f"store:{tmp_path}/json", str(tmp_path / "parquet"), unit_bytes=2000)
     assert prepare(again).documents == 300  # complete already
     pq.write_table(pa.table({"text": texts[:-1]}), tmp_path / "a.parquet", row_group_size=20)
     with pytest.raises(InputError, match="has changed since"):

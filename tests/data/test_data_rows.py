@@ -10,7 +10,7 @@ import pytest
 from numbers_store import END, documents_of, numbers_store
 from toy_store import rows_per_epoch
 
-from jaxlm.data import rows as rows_module
+from jaxlm.data import order as order_module
 from jaxlm.data.config import MEMBERS, check_order
 from jaxlm.data.rows import training_rows
 from jaxlm.errors import InputError
@@ -70,7 +70,7 @@ def store(tmp_path_factory):
 def either_order(request, monkeypatch):
     """Both ways to shuffle: a list of a small section's rows, and Grain's permutation."""
     if request.param == "permuted":
-        monkeypatch.setattr(rows_module, "_LISTED_ROWS", 0)
+        monkeypatch.setattr(order_module, "_LISTED_ROWS", 0)
 
 
 def test_windows_are_the_text_as_it_stands(store):
@@ -205,14 +205,14 @@ def test_order_is_the_one_that_is_written_down(tmp_path, monkeypatch):
     store = numbers_store(tmp_path / "store", {"a": [160], "b": [320]})
     rows = rows_of(store, length=8, seed=3)
     assert order_of(rows, 0, 8) == GOLDEN["listed"]
-    monkeypatch.setattr(rows_module, "_LISTED_ROWS", 0)
+    monkeypatch.setattr(order_module, "_LISTED_ROWS", 0)
     assert order_of(rows, 0, 8) == GOLDEN["permuted"]
 
 
 def test_shuffled_rows_are_far_apart():
     """Neighbours in the text are not neighbours in the order (a bad permutation would keep runs)."""
     for count in (1_000, 16_384, 16_385, 300_000):
-        order = np.array([rows_module._shuffled(at, count, (1, 0, 0, 0)) for at in range(min(count, 4_000))])
+        order = np.array([order_module.shuffled(at, count, (1, 0, 0, 0)) for at in range(min(count, 4_000))])
         assert len(set(order.tolist())) == len(order) and order.max() < count
         assert np.mean(np.abs(np.diff(order))) > count / 4, "a third of the range is what chance gives"
 
@@ -220,7 +220,7 @@ def test_shuffled_rows_are_far_apart():
 def test_large_sections_are_shuffled_in_parts(tmp_path, monkeypatch):
     """Grain's permutation takes 32 bits; here the limit is 7 rows, and 21 rows become three parts mixed evenly."""
     store = numbers_store(tmp_path / "store", [21 * 8])
-    monkeypatch.setattr(rows_module, "_MOST_ROWS", 7)
+    monkeypatch.setitem(order_module.ORDERS, "rows", order_module.Order(order_module.shuffled, 7))
     rows = rows_of(store, length=8)
     first = order_of(rows, 0, 21)
     assert Counter(part for part, _ in first) == {0: 7, 1: 7, 2: 7}

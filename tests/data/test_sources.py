@@ -240,7 +240,7 @@ def test_tfds_records(tfds_directory):
     assert read_all(f"tfds-dir:{tfds_directory}@train#poem", unit_bytes=40) == texts
     source = parse_source(f"tfds-dir:{tfds_directory}@test#poem")
     assert list_units(source, 0)[1]["records"] == 3
-    parts = [Unit(0, (Slice("", begin, end),), 1) for begin, end in [(0, 1), (1, 3)]]
+    parts = [Unit(0, (Slice(None, begin, end),), 1) for begin, end in [(0, 1), (1, 3)]]
     assert sorted(text for part in parts for text in joined(read_unit(source, part))) == ["poem 01 é", "poem 02 é"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_store import write_store
+from toy_store import contents, write_store
 
 from jaxlm.data import arrays
 from jaxlm.data.arrays import CHECKSUMS, DamagedStore, chunk_checksums
@@ -23,7 +23,7 @@ from jaxlm.errors import InputError
 from jaxlm.text import bytes_tokenizer, load_tokenizer, train_characters, train_words
 from jaxlm.text.event_tokenizer import events_tokenizer
 from jaxlm.text.tokenizer import BackwardTokenizer
-from jaxlm.views.data import store_lines
+from jaxlm.views.data import document_lines, store_lines
 
 WORDS = ["the", "cat", "né", "<unk>", "🙂.", "sat", "x" * 700, "a\u00a0b", "…", "Ωmega"]
 ARRAYS = ("unknown_places", "unknown_words", "spellings", "spelling_starts")
@@ -36,17 +36,13 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return ["\n".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(count)]
 
 
-def contents(store: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
-
-
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("\n\n".join(texts(60)), encoding="utf-8")
     Path("b.txt").write_text("\n\n".join(texts(30, seed=1)), encoding="utf-8")
     source = ("lines:a.txt", "text:b.txt")
-    return PrepareConfig(source=source, tokenizer="words:30", output=Path("store"), workers=1, unit_bytes=700)
+    return PrepareConfig(source=source, tokenizer="words:30", output="store", workers=1, unit_bytes=700)
 
 
 @pytest.fixture
@@ -80,10 +76,25 @@ def test_every_word_has_its_spelling(tmp_path):
     assert f"{store.num_types - size:,} words without an id" in "\n".join(store_lines(store, 1))
 
 
+def test_a_document_is_written_back_with_every_word(tmp_path):
+    """The reference is the text, whose white space within a line is blanks. Fails when a word without an id is lost, is
+    `<unk>`, or has another one's place.
+    """
+    documents = [text.replace("\u00a0", " ") for text in texts(5)]
+    forward = train_words(documents, 8)
+    for name, tokenizer in (("forward", forward), ("backward", BackwardTokenizer(forward))):
+        store = write_store(tmp_path / name, documents, tokenizer)
+        for number, text in enumerate(documents):
+            assert "\n".join(document_lines(store, number, None)) == text
+            next(document_lines(store, number, tmp_path / "out.txt"))
+            assert (tmp_path / "out.txt").read_text(encoding="utf-8") == text
+        assert documents[0].split("\n")[0] in "\n".join(store_lines(store, 5))
+
+
 def test_workers_units_and_kills_do_not_matter(corpus, monkeypatch):
     """Fails when numbers depend on the worker or on the part, or when what a killed process wrote is read again."""
     whole = contents(prepare(corpus).path)
-    again = contents(prepare(replace(corpus, output=Path("again"), workers=3, unit_bytes=250)).path)
+    again = contents(prepare(replace(corpus, output="again", workers=3, unit_bytes=250)).path)
     assert {name: again[f"{name}.bin"] for name in (*ARRAYS, "tokens")} == {
         name: whole[f"{name}.bin"] for name in (*ARRAYS, "tokens")
     }
@@ -104,7 +115,7 @@ def test_workers_units_and_kills_do_not_matter(corpus, monkeypatch):
     deaths = 0
     while True:
         try:
-            store = prepare(replace(corpus, output=Path("killed")))
+            store = prepare(replace(corpus, output="killed"))
             break
         except Killed:
             deaths += 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from documents import parse
-from staged_checkout import REPOSITORY, run_staged, staged_checkout
+from paths import REPOSITORY
+from staged_checkout import run_staged, staged_checkout
 
 NOVELS = (
     "books/train/Charles_Dickens_David_Copperfield.txt",

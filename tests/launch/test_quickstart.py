@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = REPOSITORY / "launch" / "quickstart"
 sys.path.insert(0, str(QUICKSTART))  # the scripts are plain files that import each other
 

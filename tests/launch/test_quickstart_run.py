@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import REPOSITORY
 from staged_checkout import run_staged, staged_checkout
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run_table(directory: Path) -> subprocess.CompletedProcess:

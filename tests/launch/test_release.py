@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
+from paths import REPOSITORY
 from test_launch import run
 
 import jaxlm

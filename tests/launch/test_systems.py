@@ -12,12 +12,14 @@ import pytest
 import toy_encoder
 import toy_run
 from documents import parse
-from staged_checkout import REPOSITORY, run_staged, staged_checkout
+from paths import REPOSITORY
+from staged_checkout import run_staged, staged_checkout
 from toy_runs import make_word_stores, run_here
 
 import jaxlm
 from jaxlm.tasks.examples import TaggedSentence
 
+pytestmark = pytest.mark.usefixtures("two_devices")
 SYSTEMS = REPOSITORY / "launch" / "systems"
 
 

@@ -5,14 +5,7 @@ one that is done is left to cost money, or when something is asked for that the 
 """
 
 import pytest
-from pod_launcher import FLAGS, TRAINING, PodCloud, commit, make_checkout
-
-
-@pytest.fixture
-def cloud(tmp_path):
-    cloud = PodCloud(tmp_path, make_checkout(tmp_path / "checkout"))
-    yield cloud
-    cloud.close()
+from pod_launcher import FLAGS, TRAINING, commit
 
 
 def test_a_run_from_the_request_to_the_end(cloud):
@@ -125,6 +118,14 @@ def test_only_stores_are_copied(cloud):
     started = cloud.started()[0]
     assert " --data.store ../stores/store-" in started and " --data.validation ../stores/store-" in started
     assert started.endswith(" --start gs://bucket/run@5 --model.name a b;$HOME --run gs://bucket/runs/one")
+
+
+def test_stores_may_stay_in_the_bucket(cloud):
+    """Fails if a store that is larger than the workers' disks is copied to them."""
+    cloud.plan("complete")
+    code, _, errors = cloud.run(*FLAGS, "--no-copy", "--", "pretrain/gpt1", "--data.store", "gs://bucket/store")
+    assert code == 0, errors
+    assert cloud.started()[0].endswith(" --data.store gs://bucket/store --run gs://bucket/runs/one")
 
 
 def test_a_pod_of_which_nothing_is_heard_is_not_given_back(cloud):

@@ -8,15 +8,8 @@ import signal
 import subprocess
 
 import pytest
-from pod_launcher import FLAGS, TRAINING, PodCloud, make_checkout
+from pod_launcher import FLAGS, TRAINING
 from stand_in.gcloud import Request
-
-
-@pytest.fixture
-def cloud(tmp_path):
-    cloud = PodCloud(tmp_path, make_checkout(tmp_path / "checkout"))
-    yield cloud
-    cloud.close()
 
 
 def foreign(**changes) -> Request:

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from paths import REPOSITORY
 from scipy import sparse
 
 from jaxlm.errors import InputError

@@ -19,13 +19,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from paths import REPOSITORY
 from xla_flags import xla_flags
 
 from jaxlm.distributed import processes as together
 from jaxlm.errors import RunError
 from jaxlm.runs.checkpoints import Checkpoints
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 KILLED = """
 import sys

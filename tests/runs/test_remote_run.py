@@ -10,9 +10,7 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,12 +36,11 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.runs.metrics_log import MetricsLog, read_metrics
-from jaxlm.runs.storage import Mirror, entries
+from jaxlm.runs.remote import Mirror, entries
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-STAND_IN = Path(__file__).resolve().parents[1] / "stand_in" / "gcs.py"
 STEPS = 100
 SAVES = ("--num-steps", STEPS, "--checkpoint-every", 20, "--eval-every", 50)
 SPEED = {"tokens_per_second", "wait_share", "mfu", "host_memory_gib"}
@@ -100,27 +97,6 @@ def whole(tmp_path_factory, stores):
     ended = run_process("pretrain", *pretrain_arguments(directory / "run", stores, *SAVES), log=directory / "log")
     assert ended.code == 0, ended.errors
     return directory / "run"
-
-
-@pytest.fixture
-def cloud(tmp_path, monkeypatch):
-    """The folder of a stand-in for Google Cloud Storage."""
-    folder = tmp_path / "cloud"
-    folder.mkdir()
-    server = subprocess.Popen([sys.executable, STAND_IN, folder], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (folder / "port").exists():
-        assert server.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    address = f"http://localhost:{(folder / 'port').read_text()}"
-    for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
-        monkeypatch.setenv(name, address)
-    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "none")
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it asks over gRPC what kind of bucket it is
-    yield folder
-    server.kill()
-    server.wait()
 
 
 @pytest.mark.slow
@@ -209,13 +185,14 @@ def test_fine_tuning_between_urls_is_fine_tuning_between_directories(stores, tmp
 
 @pytest.mark.slow
 def test_two_machines_share_a_run_and_the_first_alone_has_its_files(stores, tmp_path):
-    """Pretraining, going on with it, and two seeds of fine-tuning from it, against one process."""
+    """Going on with the pretraining of another machine, and two seeds of fine-tuning from it, against one process."""
     task = make_task(tmp_path / "task")
     saves = ("--checkpoint-every", 3, "--optimizer.decay", "constant")
-    for steps in (6, 12):
-        arguments = pretrain_arguments(url_of(tmp_path / "two"), stores, *saves, "--num-steps", steps)
-        ends = two_processes("pretrain", *arguments, directory=tmp_path / f"log-{steps}")
-        assert [ended.code for ended in ends] == [0, 0], ends
+    arguments = pretrain_arguments(url_of(tmp_path / "two"), stores, *saves)
+    assert run_here("pretrain", *arguments, "--num-steps", 6).code == 0
+    ends = two_processes("pretrain", *arguments, "--num-steps", 12, directory=tmp_path / "log-going-on")
+    assert [ended.code for ended in ends] == [0, 0], ends
+    assert starts(tmp_path / "two")[-1]["started_from"] == "resumed at step 6"
     arguments = pretrain_arguments(tmp_path / "one", stores, *saves, "--num-steps", 12)
     assert run_here("pretrain", *arguments).code == 0
     assert metrics(tmp_path / "two") == pytest.approx(metrics(tmp_path / "one"), rel=1e-5)
@@ -224,7 +201,7 @@ def test_two_machines_share_a_run_and_the_first_alone_has_its_files(stores, tmp_
     assert [ended.code for ended in ends] == [0, 0], ends
     assert len((tmp_path / "tuned" / "predictions.jsonl").read_text().splitlines()) == 2 * (13 + 7)
     assert not (tmp_path / "tuned" / "members").exists()
-    for log in ("log-6", "log-12", "log-tuned"):
+    for log in ("log-going-on", "log-tuned"):
         assert [(tmp_path / log / f"machine-{k}" / "jaxlm" / "runs").exists() for k in range(2)] == [True, False]
 
 
@@ -400,10 +377,35 @@ def test_a_place_that_cannot_be_used_is_one_line(stores, tmp_path, monkeypatch, 
         assert_one_line(run_here(*command), 2, place, said)
 
 
-def test_stores_are_read_from_a_disk(stores, tmp_path):
-    """launch/tpu_pod.sh copies them there."""
-    arguments = pretrain_arguments(tmp_path / "run", stores, "--num-steps", 1)
-    for field in ("store", "validation"):
-        ended = run_here("pretrain", *arguments, f"--data.{field}", "gs://bucket/store")
-        assert_one_line(ended, 2, "must be on a local disk, got gs://bucket/store", "launch/tpu_pod.sh does this")
-    assert not (tmp_path / "run").exists()
+def test_stores_in_a_bucket_give_the_run_of_local_ones(stores, cloud, tmp_path):
+    """Fails if a command reads a store at a URL otherwise, or begins a run with one that is not there."""
+    remote = []
+    for store in stores:
+        shutil.copytree(store, cloud / "bucket" / store.name)
+        remote.append(f"gs://bucket/{store.name}")
+    cache = ("--data.order", "blocks", "--num-steps", 3, "--eval-every", 3)
+    for name, places in (("here", stores), ("there", remote)):
+        ended = run_here("pretrain", *pretrain_arguments(tmp_path / name, places, *cache))
+        assert ended.code == 0, ended.errors
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    found = []
+    for place in (stores[1], remote[1]):
+        words = (
+            "evaluate",
+            "perplexity",
+            "--run",
+            tmp_path / "here",
+            "--data.store",
+            place,
+            "--output",
+            tmp_path / "o",
+        )
+        ended = run_here(*words)
+        assert ended.code == 0, ended.errors
+        found.append({**json.loads((tmp_path / "o").read_text()), "stores": None, "tokens_per_second": None})
+    assert found[0] == found[1]
+    shown = run_here("show", remote[0])
+    assert shown.code == 0 and "gs://bucket/store" in shown.output
+    ended = run_here("pretrain", *pretrain_arguments(tmp_path / "none", ["gs://bucket/other", remote[1]]))
+    assert_one_line(ended, 2, "gs://bucket/other: no such token store: it has no description.json")
+    assert not (tmp_path / "none").exists()

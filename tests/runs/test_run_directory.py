@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from paths import REPOSITORY
 
 from jaxlm.data.plan import locked
 from jaxlm.errors import InputError
@@ -22,7 +23,6 @@ from jaxlm.runs import directory
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIG = {"model": {"width": 32, "rates": (0.1, 0.2)}, "mesh": {"fsdp": 1}, "log_every": 10, "seed": 0}
 RUN_FIELDS = ("mesh.*", "*_every")
 
@@ -263,7 +263,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     (tmp_path / "run").mkdir()
-    with RunDirectory(tmp_path / "run") as run, locked(run.path):
+    with RunDirectory(tmp_path / "run") as run, locked(run.path, None):
         run.open(CONFIG)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.split(" is on a file system without locks: ")[0] for line in told] == [str(run.path)] * 2

@@ -86,10 +86,20 @@ class Cloud:
                 stub = self.root / folder / program
                 stub.write_text(STUB.format(port=self.server.server_address[1]))
                 stub.chmod(0o755)
+        # `hostname -I` of a worker, whose home is a folder worker-K.
+        name = self.root / "on-workers" / "hostname"
+        addresses = f"10.0.0.1 {self.address(0).rpartition('.')[0]}.$((${{HOME##*-}} + 1)) "
+        name.write_text(f'#!/usr/bin/env bash\n[ "${{1:-}}" = -I ] && echo "{addresses}" || echo "${{HOME##*/}}"\n')
+        name.chmod(0o755)
         # The Python that workers run, so that what they install does not depend on the machine of the test.
         python = self.root / "on-workers" / "python3.13"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
+
+    def address(self, worker: int) -> str:
+        """Return an address of a worker, one of this machine that other clouds do not use."""
+        port = self.server.server_address[1]
+        return f"127.{port >> 8}.{port & 255}.{worker + 1}"
 
     def environment(self, programs: str) -> dict[str, str]:
         path = f"{self.root / programs}:{os.environ['PATH']}"
@@ -164,7 +174,8 @@ class Cloud:
         if node not in self.nodes:
             return not_found()
         if verb == "describe":
-            return 0, formatted(flag(words, "--format"), {"state": self.nodes[node]}), ""
+            described = {"state": self.nodes[node], "networkEndpoints": [{"ipAddress": self.address(0)}]}
+            return 0, formatted(flag(words, "--format"), described), ""
         if any(request.foreign and node in request.nodes for request in self.requests.values()):
             self.touched.append(f"{verb} {node}")
         if self.dropped or self.nodes[node] != "READY":

@@ -7,9 +7,11 @@ import sys
 import numpy as np
 import pytest
 from test_text import random_text, sentences
+from tokenizers import Tokenizer as Library
+from tokenizers import models, normalizers, pre_tokenizers
 
 from jaxlm.errors import InputError
-from jaxlm.text import load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece
+from jaxlm.text import load_tokenizer, tokenizer_from_spec, train_sentencepiece, train_wordpiece, wordpiece
 from jaxlm.text.wordpiece import FILE, build_wordpiece
 
 
@@ -86,6 +88,28 @@ def test_cutting_changes_no_id(case, tokenizer):
             tried += 1
             assert tokenizer.encode(text[:place]) + tokenizer.encode(text[place:]) == ids, (text, place)
     assert tried > 2_000
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_words_that_are_kept_change_no_id(tokenizer, lower_case, monkeypatch):
+    """The reference is the library on whole texts. Fails if words end where BERT's do not, or old ids are mixed up."""
+    monkeypatch.setattr(wordpiece, "KEPT_CHARACTERS", 400)
+    ours = build_wordpiece(tokenizer.files[FILE], lower_case=lower_case)
+    pieces = {piece: k for k, piece in enumerate(tokenizer.files[FILE].decode().split())}
+    library = Library(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=200))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rng = random.Random(0)
+    # White space, control characters, combining marks, an ideograph, letters that change their length, and long words.
+    parts = list(' \n\t\r,.;-"' * 3 + "\0\v\f\x1c\x85\xa0\xad\u0301\u0338\u3000\u200b\ufffd海İΣéK_'’—")
+    parts += ["captain", "Sea ", "the", "[MASK]", "##s", "a" * 199]
+    replaced = 0
+    for _ in range(300):
+        texts = ["".join(rng.choices(parts, k=rng.randrange(40))) for _ in range(4)]
+        before = ours._known
+        assert ours.encode_batch(texts) == [library.encode(text).ids for text in texts], texts
+        replaced += ours._known is not before
+    assert 2 < replaced < 300
 
 
 def test_rare_characters_make_room_for_words():

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import tyro
 
@@ -48,15 +48,32 @@ class Reading:
     characters: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoreCache:
+    """The cache of what is read of token stores at URLs."""
+
+    cache: str = ""
+    """Directory for what is read of stores at URLs. Several processes may share it. Default: among the user's."""
+    cache_size: Annotated[float, Range(above=0, fix="leave it out for 64")] = 64.0
+    """Largest size in GB of what is kept of each store at a URL."""
+
+    def open(self, place: str) -> "Store":
+        """Open a token store in a directory or at a URL. InputError if there is none."""
+        from jaxlm.data.remote_store import Cache
+        from jaxlm.data.store import open_store
+
+        return open_store(place, Cache(self.cache, int(self.cache_size * 1e9)))
+
+
 @dataclass(frozen=True)
-class Layout:
+class Layout(StoreCache):
     """Token stores to train and evaluate on: the fields shared by all layouts, and the defaults of their properties.
 
     A layout also has `rows`, `steps_of_passes` and `validation_rows`: see `IndependentRows`.
     """
 
     store: tuple[str, ...] = ()
-    """Token stores to train on, made by jaxlm.prepare."""
+    """Token stores to train on, made by jaxlm.prepare: directories, or URLs at gs:// or s3://."""
     validation: tuple[str, ...] = ()
     """Token stores to evaluate on, in the same layout. Every token is predicted once. Of pairs, the masked tokens and
     every next sentence are predicted, the same in every evaluation."""
@@ -154,6 +171,11 @@ class Layout:
 @dataclass(frozen=True)
 class IndependentRows(Layout, ABC):
     """A layout whose rows are independent, and in a random order in each epoch; it gives those of a section."""
+
+    order: Literal["rows", "blocks"] = "rows"
+    """Order of the rows of an epoch. rows: a permutation of single rows. blocks: a permutation of blocks of 512 rows,
+    which up to 1,024 lanes read side by side, each permuted over two blocks at a time. A store on object storage is
+    then read a block at a time; for windows and spans, whose rows are consecutive text."""
 
     @abstractmethod
     def source(self, store: "Store", section: "Section", *, length: int, seed: int, number: int) -> "Source":

@@ -45,11 +45,8 @@ class PackedSection:
 
     def __init__(self, store: "Store", section: "Section", length: int):
         self.store, self.section = store, section
-        self._begin = store.end
-        self._tokens = store.tokens
-        first = section.first_document
-        self._starts = np.asarray(store.document_starts)[first : first + section.documents + 1]
-        self._plan = PackingPlan(self._starts, length, begun=self._begin is not None)
+        self._begin, self._tokens = store.end, store.tokens
+        self._plan = PackingPlan(store, section, length)
         self.targets, self.rows = self._plan.pairs, self._plan.rows
 
     def fill(self, row: int, batch: "Batch", b: int, epoch: int) -> None:
@@ -57,14 +54,15 @@ class PackedSection:
         ids, targets = batch.ids[b], batch.targets[b]
         at = 0
         sizes, begins = [], []
-        for document, token, slots in self._plan.row(row):
-            start, end = int(self._starts[document]) + token, at + slots
-            if self._begin is not None and token == 0:
-                targets[at:end] = self._tokens[start : start + slots]
+        for start, slots in self._plan.row(row):
+            end = at + slots
+            if self._begin is not None and start == 0:
+                targets[at:end] = self._tokens[:slots]
                 ids[at] = self._begin
                 ids[at + 1 : end] = targets[at : end - 1]
             else:
-                start -= self._begin is not None  # the last target of the previous span
+                # Before it is the last target of the span before, or the end-of-document id of the document before.
+                start -= self._begin is not None
                 span = self._tokens[start : start + slots + 1]
                 ids[at:end] = span[:-1]
                 targets[at:end] = span[1:]
@@ -77,6 +75,5 @@ class PackedSection:
 
     def origin(self, row: int, epoch: int) -> list[RowOrigin]:
         """Return the origins of the documents of a row, in order."""
-        name, source, first = str(self.store.path), self.section.source, self.section.first_document
         more = self._begin is None  # the first token of a span is its input, and a target in the previous span
-        return [RowOrigin(name, source, first + d, token, slots + more) for d, token, slots in self._plan.row(row)]
+        return [self.store.origin(self.section, start, start + slots + more) for start, slots in self._plan.row(row)]

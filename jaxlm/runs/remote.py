@@ -9,7 +9,6 @@ temporary directory. file:///DIRECTORY works in the same way.
 import atexit
 import contextlib
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -21,10 +20,11 @@ from pathlib import Path
 import jax
 from etils import epath
 
-from jaxlm.distributed.devices import user_cache
 from jaxlm.errors import InputError, RunError
 from jaxlm.files import atomic_file
-from jaxlm.wording import byte_size
+from jaxlm.host import user_cache
+from jaxlm.storage import filesystem, is_away, is_url
+from jaxlm.wording import byte_size, shortened
 
 LARGE = ("checkpoints", "kept")  # directories that Orbax reads and writes at the URL
 LOCK = "lock"  # of the directory on this machine
@@ -40,11 +40,6 @@ _NOT_DAMAGE = (
     "Forbidden",
 )
 _CLIENTS = ("gcsfs", "google", "aiohttp", "requests")  # of gs://: their errors do not mean damaged files
-
-
-def is_url(place: Path | str) -> bool:
-    """Return True if a run is at a URL."""
-    return isinstance(place, str) and "://" in place
 
 
 def entries(folder: epath.Path) -> Iterator[epath.Path]:
@@ -102,7 +97,7 @@ class Mirror:
         except (InputError, RunError):
             raise
         except Exception as error:
-            raise (RunError if _is_away(error) else kind)(
+            raise (RunError if is_away(error) else kind)(
                 f"{self.url} cannot be reached: {type(error).__name__}: {failure_reason(error)}; check its name and "
                 "your access to it, then run the same command again"
             ) from error
@@ -129,7 +124,7 @@ def failure_reason(error: BaseException) -> str:
     if files and (word := _WORDS.get(text.split(":", 1)[0])):
         return f"{files[-1]} is {word}"
     text = text.split(" [tensorstore_spec", 1)[0].split(" [source locations", 1)[0]
-    return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]}"
+    return shortened(text)
 
 
 def raise_unless_damage(place: PathLike, error: Exception) -> None:
@@ -186,29 +181,14 @@ def check_room(directory: PathLike, size: int, kept: int) -> str | None:
     return None
 
 
-def _is_away(error: Exception) -> bool:
-    """Return True if an error means that the storage or the network is down, not a wrong name or missing access."""
-    client = type(error).__module__.partition(".")[0]
-    code = getattr(error, "code", None)  # of gcsfs's errors
-    down = isinstance(code, int) and (code == 429 or code >= 500)
-    return down or client == "aiohttp" or isinstance(error, ConnectionError | TimeoutError)
-
-
 def _root(url: str) -> epath.Path:
     scheme, _, place = url.partition("://")
     if scheme == "file" and place.startswith("/") and place.strip("/"):
         return epath.Path(place)
     if scheme != "gs" or not all(place.partition("/")):
         raise InputError(f"--run must be a directory or gs://BUCKET/RUN, got {url}; give one of these")
-    if importlib.util.find_spec("gcsfs") is None:
-        raise InputError(
-            f"{url}: gs:// needs gcsfs, which is not installed; run launch/setup.sh tpu, or pip install gcsfs"
-        )
-    import fsspec
-
+    filesystem(url)  # gcsfs is there, and no client caches listings
     os.environ.setdefault("EPATH_USE_TF", "false")  # one client for gs://, also if TensorFlow is installed
-    # No cache of listings: TensorStore and the other processes write there too.
-    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
     return epath.Path(url)
 
 
