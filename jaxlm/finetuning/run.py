@@ -28,7 +28,7 @@ from jaxlm.finetuning.trials import run_trials
 from jaxlm.finetuning.word_vectors import read_vectors, vector_notes, with_width_of
 from jaxlm.inference.word_features import WordFeatures, first_features, with_features, word_features
 from jaxlm.models import build, family_of, with_vocabulary
-from jaxlm.models.heads import HEADS
+from jaxlm.models.heads import HEADS, mask_rate
 from jaxlm.ranges import SEEDS
 from jaxlm.runs.directory import FEATURES, RunDirectory, saved_config
 from jaxlm.runs.recorder import Callback, Observer
@@ -158,6 +158,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
     check_batches(planned.config, mesh)
     with use_mesh(mesh):
         planned.config.execution.compute_dtype()  # refuses float16 on a TPU before a directory is made
+    make_task_learner(planned.config, planned.task)  # refuses a task that the model or the head cannot have, likewise
     encoded = encoded_splits(planned, mesh, arguments.run)
     config, num_steps = _with_steps(planned, encoded)
     config = _fitted(config, planned, encoded, mesh)
@@ -285,6 +286,7 @@ def plan(arguments: FinetuneArguments, given: set[str]) -> Plan:
     paper = task.papers.get(family.input_format, {})
     config, length, batch_size = filled(kept_value(config, saved, "length"), paper, longest)
     config = kept_value(config, saved, "num_steps", derived_from=("num_epochs", "batch_size"))
+    config = kept_value(config, saved, "views")  # those of the first start: earlier versions wrote all names
     rates = arguments.learning_rates or (config.optimizer.peak_lr or 0.0,)
     if len(set(rates)) < len(rates):
         raise InputError(f"learning_rates must differ from each other, got {' '.join(map(str, rates))}; leave one out")
@@ -308,6 +310,11 @@ def unlabelled_rows(
     if not HEADS[config.head].reads_unlabelled:
         known = either([name for name, form in HEADS.items() if form.reads_unlabelled])
         raise InputError(f"head must be {known} with --unlabelled, got {config.head}; give --head {known}")
+    if mask_rate(config) and "mask" not in tokenizer.specials:
+        raise InputError(
+            "the tokenizer must have a MASK token for views of masked words, got none; give other --views, or use a "
+            "BERT vocabulary"
+        )
     return read_unlabelled(spec, task, data, tokenizer)
 
 

@@ -15,6 +15,7 @@ from jaxlm.finetuning.word_vectors import with_vectors
 from jaxlm.inference.prediction import split_predictor
 from jaxlm.inference.split_prediction import SplitPredictor
 from jaxlm.models import family_of
+from jaxlm.models.heads import mask_rate
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.recorder import Observer
 from jaxlm.tasks import AlternatingBatches, Encoded, Predicted, Size, Task, TrainBatches, training_batches
@@ -93,7 +94,9 @@ class TrialContext:
     def batches(self, seed: int) -> TrainBatches | AlternatingBatches:
         """Return the training batches of a seed."""
         rows = self.encoded["train"], self.encoded.get(UNLABELLED)
-        return training_batches(*rows, batch_size=self.batch_size, seed=seed, num_steps=self.num_steps)
+        return training_batches(
+            *rows, batch_size=self.batch_size, seed=seed, num_steps=self.num_steps, mask_rate=mask_rate(self.config)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from jaxlm.errors import InputError
+from jaxlm.models.views import View
 from jaxlm.ranges import checked
 
 UNLIMITED = 1 << 30  # the longest sequence of a model without a position table
@@ -89,6 +90,8 @@ class Family:
     """The field of the config with the shapes of features of words; None: its models read no features."""
     word_vectors: WordTable | None = None
     """The table of the words that its models read, which a file of word vectors can give; None: there is none."""
+    views: Mapping[str, View] = field(default_factory=dict)
+    """The modules of the head of cross-view training on its models, the primary one and the views; empty: none."""
     sentence_marks: tuple[str, str] | None = None
     """The words before and after a sentence, which its models read and give no outputs for; None: there are none."""
     other_sizes: Mapping[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ Features = Literal[
     "weighted_all",
 ]
 Biattention = Literal["pair", "self"]
-View = Literal["full", "forwards", "backwards", "future", "past"]
+ViewName = Literal["full", "forwards", "backwards", "future", "past", "masked", "middle"]
 STEPS = 1 << 16  # number of steps between rates of 0 and 1
 Rate = Annotated[float, Range(0, below=1 - 0.5 / STEPS)]  # of dropout; a higher one would drop every element
 

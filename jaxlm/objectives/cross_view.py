@@ -4,6 +4,7 @@ Clark et al., 2018, sections 2 and 3, and the authors' code (tensorflow/models, 
 targets of a step are the probabilities of the primary module with the weights before the step, without dropout. No
 gradient flows into them, and no label is smoothed. The sum of the views' losses, each a mean over words, trains the
 model and the modules of the views. Labelled batches train the model and the primary module as without this objective.
+Where a batch has masked words, the views read these sentences, and the primary module the whole ones.
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 
 from jaxlm.data.batch import UnlabelledBatch
 from jaxlm.models import build, with_dropout
-from jaxlm.models.heads.cross_view import PRIMARY, SHIFTS
 from jaxlm.models.heads.head import Head
 from jaxlm.models.model import Model
+from jaxlm.models.views import PRIMARY
 from jaxlm.objectives.objective import Objective, Sums
 from jaxlm.objectives.task import task_outputs
 
@@ -32,17 +33,18 @@ def with_unlabelled(labelled: Objective, model: Model, head: Head, dropout_rate:
 
     def weights(batch: UnlabelledBatch) -> Sums:
         real_BL = words(batch)
-        return {_term(view): jnp.sum(real_BL * shifted(real_BL, view)) for view in head.auxiliary}
+        return {_term(view): jnp.sum(real_BL * shifted(real_BL, shift)) for view, shift in head.auxiliary.items()}
 
     def sums(params: Any, batch: UnlabelledBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         scores, _ = task_outputs(model, head, jax.lax.stop_gradient(params), batch)
         targets_BLT, real_BL = jax.nn.softmax(scores), words(batch)
-        read = head.read(noisy, params, batch, head.model_outputs(noisy, params, batch, key))
+        seen = batch if batch.masked is None else dataclasses.replace(batch, ids=batch.masked)
+        read = head.read(noisy, params, seen, head.model_outputs(noisy, params, seen, key))
         of_views: Any = head.apply({"params": params["head"]}, *read, method="of_views")
         found: Sums = {}
-        for view, scores_BLT in of_views.items():
-            each_BL = -jnp.sum(shifted(targets_BLT, view) * jax.nn.log_softmax(scores_BLT), axis=-1)
-            found[_term(view)] = jnp.sum(real_BL * shifted(real_BL, view) * each_BL)
+        for view, shift in head.auxiliary.items():
+            each_BL = -jnp.sum(shifted(targets_BLT, shift) * jax.nn.log_softmax(of_views[view]), axis=-1)
+            found[_term(view)] = jnp.sum(real_BL * shifted(real_BL, shift) * each_BL)
         return found, carry
 
     terms = {_term(view): 1.0 for view in head.auxiliary}
@@ -55,9 +57,8 @@ def words(batch: UnlabelledBatch) -> jax.Array:
     return batch.weights[:, None] * (batch.labels >= 0)
 
 
-def shifted(x: jax.Array, view: str) -> jax.Array:
-    """Return (B, L, …) with the values of the word whose tag a view predicts at each place, zeros where it has none."""
-    shift = SHIFTS.get(view, 0)
+def shifted(x: jax.Array, shift: int) -> jax.Array:
+    """Return (B, L, …) with the value `shift` words further on, -1, 0 or 1, at each place, zeros if there is none."""
     if not shift:
         return x
     more = ((0, 0),) * (x.ndim - 2)

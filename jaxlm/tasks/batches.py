@@ -10,6 +10,7 @@ run resumes from its step number alone.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from jaxlm.tasks.input_formats import FORMATS
 MAX_LENGTHS = 4
 MAX_LENGTHS_OF_SOURCE = 2  # lengths beside each length of the source, if there are several
 MULTIPLE = 8  # bucket lengths are multiples of it, for alignment
-_ORDER, _PLAN = 0, 1  # the first word of a random stream's seed: the purpose of the stream
+_ORDER, _PLAN, _MASKS = 0, 1, 2  # the first word of a random stream's seed: the purpose of the stream
 
 
 def choose_lengths(longest: np.ndarray, limit: int, max_lengths: int = MAX_LENGTHS) -> tuple[int, ...]:
@@ -148,13 +149,16 @@ class AlternatingBatches:
     """Labelled and unlabelled batches in turn, the labelled one first: `batches[step]`, as `TrainBatches`.
 
     Each class has its own count of steps. An epoch is one of the labelled rows. An unlabelled batch is an
-    `UnlabelledBatch`.
+    `UnlabelledBatch`. mask_rate: the share of its words that are replaced by MASK in `masked`, a function of the seed
+    and the step; 0: it has no such ids.
 
     Attributes: as those of `TrainBatches`; sizes, those of the labelled batches, then those of the unlabelled ones.
     """
 
-    def __init__(self, labelled: TrainBatches, unlabelled: TrainBatches, num_steps: int) -> None:
-        self._both, self._num_steps = (labelled, unlabelled), num_steps
+    def __init__(
+        self, labelled: TrainBatches, unlabelled: TrainBatches, num_steps: int, mask_rate: float = 0.0
+    ) -> None:
+        self._both, self._num_steps, self._mask_rate = (labelled, unlabelled), num_steps, mask_rate
         self.sizes = labelled.sizes + unlabelled.sizes
         self.steps_per_epoch = len(self._both) * labelled.steps_per_epoch
 
@@ -165,7 +169,14 @@ class AlternatingBatches:
         from jaxlm.data.batch import UnlabelledBatch  # it needs JAX, without which a command line is parsed
 
         batches, number = self._turn(step)
-        return UnlabelledBatch(**vars(batches[number])) if step % 2 else batches[number]
+        found = batches[number]
+        if step % 2 == 0:
+            return found
+        if self._mask_rate:
+            tagged: Any = batches.encoded  # of words, as the head of cross-view training reads them
+            random = _generator(_MASKS, batches.seed, number)
+            found = replace(found, masked=tagged.masked(found, self._mask_rate, random))
+        return UnlabelledBatch(**vars(found))
 
     def size_at(self, step: int) -> Size:
         """Return the size of a step's batch without building it. It is the same for every seed."""
@@ -187,14 +198,20 @@ class AlternatingBatches:
 
 
 def training_batches(
-    labelled: Encoded, unlabelled: Encoded | None, *, batch_size: int, seed: int, num_steps: int
+    labelled: Encoded,
+    unlabelled: Encoded | None,
+    *,
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+    mask_rate: float = 0.0,
 ) -> TrainBatches | AlternatingBatches:
-    """Return the batches of a run, which alternate if it has unlabelled rows."""
+    """Return the batches of a run, which alternate if it has unlabelled rows. mask_rate: of these."""
     batches = TrainBatches(labelled, batch_size=batch_size, seed=seed, num_steps=num_steps)
     if unlabelled is None:
         return batches
     others = TrainBatches(unlabelled, batch_size=batch_size, seed=seed, num_steps=num_steps)
-    return AlternatingBatches(batches, others, num_steps)
+    return AlternatingBatches(batches, others, num_steps, mask_rate)
 
 
 def steps_of_epochs(

@@ -186,7 +186,8 @@ class TaggedSplit(SpelledRows):
     begins with the token, else -1. labels: int32 (tokens,), the tag of that word, 0 in unlabelled sentences, -1 where
     there is no word.
     own: int64 (n, 2), a sentence's tokens without those beyond the limit; read: int64 (n, 2), the tokens of its row.
-    truncated: number of truncated sentences. before, after: the special tokens around a row's sentences.
+    truncated: number of truncated sentences. before, after: the special tokens around a row's sentences. mask: the id
+    of MASK, None in a vocabulary without it.
     """
 
     examples: tuple[TaggedSentence, ...]
@@ -196,6 +197,7 @@ class TaggedSplit(SpelledRows):
     read: np.ndarray
     before: tuple[int, ...]
     after: tuple[int, ...]
+    mask: int | None = None
 
     def sequences(self, row: int) -> list[np.ndarray]:
         low, high = self.read[row]
@@ -212,10 +214,26 @@ class TaggedSplit(SpelledRows):
     def marks(self, rows: np.ndarray, lengths: np.ndarray, length: int) -> dict[str, np.ndarray]:
         labels = np.full((len(lengths), length), -1, np.int32)
         for position, row in enumerate(rows):
-            low, high = self.own[row]
-            begin = len(self.before) + low - self.read[row, 0]
-            labels[position, begin : begin + high - low] = self.labels[low:high]
+            labels[position, self._place(row)] = self.labels[slice(*self.own[row])]
         return {"extract": np.zeros_like(lengths), "second": lengths, "labels": labels}
+
+    def masked(self, batch: Any, rate: float, random: np.random.Generator) -> np.ndarray:
+        """Return the ids of a batch of these rows, int32 (B, 1, L), with some of the words replaced by MASK.
+
+        Each word of a sentence itself, not of its context, is chosen with probability `rate`, with all of its tokens.
+        """
+        ids = np.array(batch.ids)
+        for position, row in enumerate(batch.index[batch.index >= 0]):
+            word = np.cumsum(self.words[slice(*self.own[row])] >= 0)  # the number of each token's word, from 1
+            chosen = random.random(len(word) + 1) < rate
+            ids[position, 0, self._place(row)][chosen[word]] = self.mask
+        return ids
+
+    def _place(self, row: int) -> slice:
+        """Return the place of a sentence's own tokens in its row."""
+        low, high = self.own[row]
+        begin = len(self.before) + low - self.read[row, 0]
+        return slice(begin, begin + high - low)
 
 
 def encode_sentences(
@@ -262,6 +280,7 @@ def encode_sentences(
         pad=tokenizer.specials.get("pad", 0),
         before=tuple(before),
         after=tuple(after),
+        mask=tokenizer.specials.get("mask"),
         spelling=spelling_of(_tokens(texts, encoded)) if inputs.characters else None,
         part=part,
     )

@@ -22,11 +22,11 @@ def read_unlabelled(spec: str, task: Task, data: TaskData, tokenizer: Tokenizer)
 
     spec: `rest`, the training rows that a sample leaves out; `lines:FILE`, a sentence in each line with white space
     between its words; a store of words that keeps sentences; or a file of sentences that the task reads. tokenizer:
-    that of the run, which a store must have.
+    that of the run, which a store must have if it is a vocabulary of words. Others encode the words of a store anew.
 
     Raises:
       InputError: a task without tags, a sample without a rest, a file without sentences, another directory than a
-        store, and a store without sentences, without the spelling of words, or of another tokenizer.
+        store, and a store without sentences, without the spelling of words, or of another vocabulary of words.
     """
     if not task.of_words:
         raise InputError(f"unlabelled must be left out for a {task.kind} task, got {spec}; leave it out")
@@ -62,16 +62,16 @@ def sentences_of_store(path: str, tokenizer: Tokenizer) -> Iterator[tuple[str, .
     InputError: see `read_unlabelled`.
     """
     store = open_store(path)
-    if store.tokenizer_fingerprint != tokenizer.fingerprint:
+    if tokenizer.unknown_word is not None and store.tokenizer_fingerprint != tokenizer.fingerprint:
         raise InputError(
             f"unlabelled must be a store of the run's tokenizer, got {path}, which has another vocabulary; prepare it "
             "again with --tokenizer store:DIR of the run's"
         )
     if store.sentence_starts is None or store.num_types is None:
-        missing = "sentences" if store.sentence_starts is None else "the spelling of words without an id"
+        missing = "sentences" if store.sentence_starts is None else "spelling of words"
         raise InputError(
             f"unlabelled must be a store of words with sentences, got {path}, which keeps no {missing}; prepare it "
-            "again with --sentences lines (or split) and a vocabulary of words"
+            "again with --sentences lines (or split) and a vocabulary of words, --tokenizer words:SIZE"
         )
     words = store.spellings(0, store.num_types)
     kept = [word != _LINE_BREAK and number != store.end for number, word in enumerate(words)]

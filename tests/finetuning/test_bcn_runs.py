@@ -140,5 +140,8 @@ def test_a_run_of_an_earlier_version_is_read(whole):
     ],
 )
 def test_bad_input_is_one_line(files, tmp_path, more, fragments):
-    """Fails when a head reads texts that it cannot tell apart, or arguments that do not fit end in a traceback."""
+    """Fails when a head reads texts that it cannot tell apart, or arguments that do not fit end in a traceback or leave
+    a run directory.
+    """
     assert_one_line(run_here("finetune", *words_of(files, tmp_path / "bad", *more)), 2, *fragments)
+    assert not (tmp_path / "bad").exists()

@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from paths import REPOSITORY
 from toy_runs import (
-    REPOSITORY,
     Ended,
     assert_one_line,
     checkpoints,
@@ -33,6 +33,7 @@ from jaxlm.finetuning import trial
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.training import loss_scale
 
+pytestmark = pytest.mark.usefixtures("two_devices")
 SIZES = (
     "--model.num-layers 1 --model.width 16 --model.num-heads 2 --model.feed-forward-width 32 --model.num-positions 32"
 )
@@ -261,8 +262,8 @@ def stop_again_and_again(tune: Tune, name: str, rng: random.Random, most: int, *
     [
         ("alone", "best"),
         pytest.param("together", "last", marks=pytest.mark.slow),
-        pytest.param("together", "best", marks=pytest.mark.slow),
-        pytest.param("alone", "last", marks=pytest.mark.slow),
+        pytest.param("together", "best", marks=pytest.mark.campaign),
+        pytest.param("alone", "last", marks=pytest.mark.campaign),
     ],
 )
 def test_stopped_anywhere_or_not_the_results_are_the_same(tune, whole, shape, select):
@@ -290,8 +291,8 @@ def ends(dev: dict[int, float]) -> tuple[int, int | None]:
     [
         ("alone", "best"),
         ("together", "last"),
-        pytest.param("together", "best", marks=pytest.mark.slow),
-        pytest.param("alone", "last", marks=pytest.mark.slow),
+        pytest.param("together", "best", marks=pytest.mark.campaign),
+        pytest.param("alone", "last", marks=pytest.mark.campaign),
     ],
 )
 def test_patience_ends_a_run_at_the_same_step_whatever_stopped_it(tune, whole, shape, select):

@@ -17,6 +17,7 @@ from jaxlm.data.batch import ExampleBatch, UnlabelledBatch
 from jaxlm.models import build
 from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.heads.cross_view import CrossViewHead
+from jaxlm.models.views import OF_DIRECTIONS
 from jaxlm.objectives.cross_view import with_unlabelled
 from jaxlm.objectives.objective import mean
 from jaxlm.objectives.task import TagLoss, task_objective
@@ -48,7 +49,7 @@ def test_the_script_gives_the_frozen_numbers():
 
 def check(sizes, tree, rows, expected):
     config = BiLSTMConfig(**bilstm_case.fields_of(sizes))
-    model, head = build(config), CrossViewHead(case.TAGS, sizes.width // 2, case.VIEWS)
+    model, head = build(config), CrossViewHead(case.TAGS, sizes.width // 2, OF_DIRECTIONS)
     labelled = task_objective(model, head, TagLoss(label_smoothing=case.SMOOTHING))
     objectives = with_unlabelled(labelled, model, head, 0.0)
     arrays = {

@@ -9,8 +9,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 from flax import linen as nn
+from paths import REPOSITORY
 from toy import KEEP_GRADIENT, SETTINGS, assert_trees_close, packed, windows, with_source
 
 from jaxlm.config import load_config

@@ -41,6 +41,10 @@ FLAGS = {
     "transformer_xl": "--model.memory-length 20 --optimizer.warmup 1",
 }
 PRETRAINED = [name for name, family in FAMILIES.items() if family.layouts]
+# tests/training/test_resume.py and tests/commands/test_pretrain_bert.py resume the first two, test_mesh.py in
+# tests/distributed has them on meshes.
+ELSEWHERE = ("gpt", "bert")
+NAMES = [pytest.param(name, marks=[pytest.mark.campaign] * (name in ELSEWHERE)) for name in PRETRAINED]
 DECODERS = [name for name, family in FAMILIES.items() if family.role in ("decoder", "encoder_decoder")]
 MAKERS = {"encoder": make_pair_stores, "bidirectional": make_word_stores}
 
@@ -108,7 +112,7 @@ SAVED = {
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_goes_on_to_the_bit(base, arguments, name, tmp_path):
     """Fails when the carry is not in the checkpoint, is another row's or begins empty, when momentum, the iterates or
     the losses that begin their average are lost, or a schedule begins anew.
@@ -162,7 +166,7 @@ def test_a_rate_that_validation_halves_goes_on_to_the_bit(arguments, tmp_path):
 
 
 @pytest.mark.usefixtures("eight_devices")
-@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("name", NAMES)
 def test_another_mesh_gives_the_same_losses(base, arguments, name, tmp_path):
     """Fails when the carry or a head is sharded otherwise than its rows or kernels, a dropout mask depends on the
     devices, or a run without a validation text does not train.

@@ -34,8 +34,9 @@ from jaxlm.models.mt_lstm import FAMILY as MT_LSTM_FAMILY
 from jaxlm.models.mt_lstm import MT_LSTM
 from jaxlm.models.t5 import T5_1_1_SMALL, T5_SMALL
 from jaxlm.models.transformer_xl import ENWIK8
+from jaxlm.models.views import OF_DIRECTIONS
 from jaxlm.objectives.config import LanguageModel, SequenceToSequence
-from jaxlm.training.config import FinetuneConfig, PretrainConfig
+from jaxlm.training.config import PretrainConfig
 from jaxlm.training.optimizer import parameter_rules
 from jaxlm.training.pretraining import make_pretraining
 
@@ -231,8 +232,9 @@ def test_bert_heads(update_golden):
 
 def test_cross_view_head(update_golden):
     """Fails when a module of CVT's head has another input, or its kernels are not decayed, or not Glorot's."""
-    head, layer = CrossViewHead(23, 512, FinetuneConfig.views), np.zeros((1, 1, 1024), np.float32)
-    make = lambda key: head.init(key, layer, layer, train=False)["params"]  # noqa: E731
+    head = CrossViewHead(23, 512, OF_DIRECTIONS)
+    layers = head.example_inputs(BiLSTMConfig(width=1024))
+    make = lambda key: head.init(key, *layers, train=False)["params"]  # noqa: E731
     boxed, drawn = jax.eval_shape(make, jax.random.key(0)), jax.jit(lambda key: nn.unbox(make(key)))(jax.random.key(0))
     compare("cross_view.txt", table(boxed, drawn), update_golden)
 

@@ -103,7 +103,7 @@ def test_models_without_a_state_have_no_windows(model, fields, said):
         (
             BertConfig(),
             "concat_pooling",
-            r"head must be linear, bilstm or crf for an encoder \(bert\), got concat_pooling",
+            r"head must be linear, bilstm, crf or cross_view for an encoder \(bert\), got concat_pooling",
         ),
         (LSTMConfig(), "bilstm", r"head must be linear or concat_pooling for a recurrent decoder \(lstm\), got bilstm"),
     ],

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
+from paths import REPOSITORY
 from scipy.special import expit, softmax
 from sklearn.metrics import (
     accuracy_score,

@@ -13,6 +13,8 @@ from jaxlm.tasks import TASKS, Task, read_labelled, read_rows, read_task, typica
 from jaxlm.tasks.datasets.sentiment import phrases_of
 from jaxlm.tasks.text_to_text import as_text
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 toy_runs.COMMANDS["show"] = show.main
 SIX = "(4 (2 -LRB-) (3 (2 a) (3 (2 1\\/2) (3 (4 good) (2 (2 film) (2 -RRB-))))))"
 TREES = f"{SIX}\n(1 (2 No) (2 .))\n"

@@ -14,6 +14,8 @@ from jaxlm.tasks import TASKS, Split, TaggedSentence, Task, read_labelled, read_
 from jaxlm.tasks.kinds.tags import conllu_words
 from jaxlm.tasks.metrics.tags import entities
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 toy_runs.COMMANDS["show"] = show.main
 CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nit PRP B-NP\n\n1 CD B-LST\nGo VB B-VP\n\nYes UH B-INTJ\n"
 # A multiword token (2-3), an empty node (4.1) and a word with a blank, as in the format's description.

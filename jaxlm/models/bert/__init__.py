@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from jaxlm.models.family import Family, FamilyConfig
+from jaxlm.models.views import OF_MASKED_WORDS
 from jaxlm.nn.config import ActivationName, Rate
 from jaxlm.ranges import Count, Positive, Range
 
@@ -69,4 +70,5 @@ FAMILY = Family(
     other_sizes={"num_heads": "heads", "num_positions": "positions"},
     keeps_output_layer=False,
     pooler="pooler",
+    views=OF_MASKED_WORDS,
 )

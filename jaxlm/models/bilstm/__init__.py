@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxlm.errors import InputError
 from jaxlm.models.family import Family, FamilyConfig, WordTable, check_filters
+from jaxlm.models.views import OF_DIRECTIONS
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, Positive
 
@@ -94,6 +95,7 @@ FAMILY = Family(
     characters="num_characters",
     features="feature_shapes",
     word_vectors=WordTable("embeddings/tokens", "word_width"),
+    views=OF_DIRECTIONS,
     other_sizes={"units": "units"},
     keeps_output_layer=False,
     stacks={},

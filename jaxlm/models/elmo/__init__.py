@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from jaxlm.errors import InputError
 from jaxlm.models.family import Family, FamilyConfig, check_filters
+from jaxlm.models.views import OF_DIRECTIONS
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, NotNegative, Range
 
@@ -76,6 +77,7 @@ FAMILY = Family(
     objectives=lambda config: ("bidirectional_lm",),
     layouts=("sentence_streams",),
     characters="num_characters",
+    views=OF_DIRECTIONS,
     sentence_marks=("<S>", "</S>"),
     other_sizes={"units": "units"},
     carries=True,

@@ -4,14 +4,13 @@ To add a head, write its file, with a function `make`, and describe it in `HEADS
 """
 
 import importlib
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxlm.errors import InputError
 from jaxlm.models import family_of
-from jaxlm.nn.config import View
+from jaxlm.models.views import PRIMARY
 from jaxlm.wording import either
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ class HeadForm:
     kinds: the role of a family that it reads -> the kinds of tasks that it has there; empty: all that have a head.
     fields: the fields of a config that only this head has, with the values that they have without it. without: the
     fields of a config that it does not have, with their values. reads_unlabelled: True if unlabelled rows train it too.
-    reads_pairs: True if it tells the texts of a pair apart that are sequences of their own.
+    reads_pairs: True if it tells the texts of a pair apart that are sequences of their own. check: (config) -> None;
+    it raises InputError for values that the head cannot have with the model.
     """
 
     kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
@@ -33,6 +33,40 @@ class HeadForm:
     without: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads_unlabelled: bool = False
     reads_pairs: bool = False
+    check: Callable[[Any], None] = lambda config: None
+
+
+def views_of(config: Any) -> tuple[str, ...]:
+    """Return the views of a cross_view head in a run (`FinetuneConfig`): by default all that the model offers."""
+    offered = (name for name in family_of(config.model).views if name != PRIMARY)
+    return tuple(offered if config.views is None else config.views)
+
+
+def mask_rate(config: Any) -> float:
+    """Return the share of the words of unlabelled sentences that a run replaces by MASK for its views; 0: none."""
+    offered = family_of(config.model).views
+    masks = HEADS[config.head].reads_unlabelled and any(offered[name].masks for name in views_of(config))
+    return float(config.unlabelled_mask_rate) if masks else 0.0
+
+
+def _check_views(config: Any) -> None:
+    """Raise InputError for views that the model does not have, too few layers, and a rate that masks nothing."""
+    family, views = family_of(config.model), views_of(config)
+    if not views or len(set(views)) < len(views):
+        raise InputError(f"views must be one or several, each once, got {' '.join(views) or 'none'}; correct --views")
+    offered = [name for name in family.views if name != PRIMARY]
+    if strange := [name for name in views if name not in offered]:
+        raise InputError(
+            f"views must be of {', '.join(offered)} for {family.title}, got {strange[0]}; give some of these"
+        )
+    if (layers := family.num_layers(config.model)) < 2:
+        raise InputError(f"model.num_layers must be at least 2 for head cross_view, got {layers}; give more layers")
+    default = HEADS["cross_view"].fields["unlabelled_mask_rate"]
+    if config.unlabelled_mask_rate != default and not any(family.views[name].masks for name in views):
+        raise InputError(
+            f"unlabelled_mask_rate must be {default} without a view that masks words, got "
+            f"{config.unlabelled_mask_rate:g}; leave it out"
+        )
 
 
 _OF_TAGS = ("tagging",)
@@ -50,10 +84,11 @@ HEADS = {
         {"encoder": _OF_TAGS, "bidirectional": _OF_TAGS}, without={"label_smoothing": 0.0, "class_weights": ()}
     ),
     "cross_view": HeadForm(
-        {"bidirectional": _OF_TAGS},
-        fields={"views": typing.get_args(View), "unlabelled_dropout_rate": 0.2},
+        {"bidirectional": _OF_TAGS, "encoder": _OF_TAGS},
+        fields={"views": None, "unlabelled_dropout_rate": 0.2, "unlabelled_mask_rate": 0.15},
         without={"head_dropout_rate": 0.1, "frozen": False, "unfreeze": "all"},
         reads_unlabelled=True,
+        check=_check_views,
     ),
 }
 

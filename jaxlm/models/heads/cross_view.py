@@ -3,9 +3,10 @@
 Clark, Luong, Manning and Le, "Semi-supervised sequence modeling with cross-view training", 2018, section 3.3, and the
 authors' code (tensorflow/models, cvt_text/task_specific/word_level/tagging_module.py:39-66), which has a module more
 than the paper, `full`. Labels train the primary module. Its predictions on unlabelled sentences train the others, see
-`jaxlm/objectives/cross_view.py`.
+`jaxlm/objectives/cross_view.py`. What the modules read depends on the encoder, see `jaxlm/models/views.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -14,52 +15,50 @@ from flax import linen as nn
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.distributed.mesh import with_axes
-from jaxlm.errors import InputError
+from jaxlm.models import family_of
+from jaxlm.models.heads import views_of
 from jaxlm.models.heads.head import Head, sequence_inputs
 from jaxlm.models.model import Model, Outputs
-from jaxlm.nn.config import View
+from jaxlm.models.views import PRIMARY, Part, View
 from jaxlm.nn.layers import linear
 
-PRIMARY = "primary"
-# The word whose tag a module predicts, counted from the one that it reads; 0 for all others.
-SHIFTS = {"future": 1, "past": -1}
+Layers = dict[str, jax.Array]  # (B, L, D) each, by the names that parts give
 
 
 class CrossViewHead(Head):
-    """A primary module and one for each view; the first and the last layer are [forward; backward].
+    """A primary module and one for each view. There is no dropout in the head.
 
-    primary, full: both directions of both layers. forwards, backwards: that direction of the first layer alone, which
-    has read nothing of the other side of the word. future, past: the same two, for the tag of the next word and of the
-    word before. There is no dropout in the head. hidden: the width of each module's hidden layer.
+    hidden: the width of each module's hidden layer. modules: the views of the model's family, PRIMARY and those of the
+    run.
     """
 
     outputs: int
     hidden: int
-    views: tuple[View, ...]
+    modules: Mapping[str, View]
     kind: ClassVar[str] = "tagging"
 
     @property
-    def auxiliary(self) -> tuple[str, ...]:
+    def auxiliary(self) -> Mapping[str, int]:
         """The views."""
-        return self.views
+        return {name: view.shift for name, view in self.modules.items() if name != PRIMARY}
 
     def setup(self) -> None:
-        for name in (PRIMARY, *self.views):
-            setattr(self, name, PredictionModule(self.outputs, self.hidden, activates=name != "full"))
+        for name, view in self.modules.items():
+            setattr(self, name, PredictionModule(self.outputs, self.hidden, view.activates))
 
-    def __call__(self, first_BLD: jax.Array, last_BLD: jax.Array, *, train: bool) -> jax.Array:
-        """Return the scores of the primary module, float32 (B, L, outputs), from the first and the last layer."""
+    def __call__(self, layers: Layers, *, train: bool) -> jax.Array:
+        """Return the scores of the primary module, float32 (B, L, outputs)."""
         if self.is_initializing():
-            self.of_views(first_BLD, last_BLD)
-        scores: jax.Array = getattr(self, PRIMARY)(first_BLD, last_BLD)
-        return scores
+            self.of_views(layers)
+        return self._scores(PRIMARY, layers)
 
-    def of_views(self, first_BLD: jax.Array, last_BLD: jax.Array) -> dict[str, jax.Array]:
-        """Return the scores of each view, float32 (B, L, outputs), which may be those of a neighbour (`SHIFTS`)."""
-        forward, backward = jnp.split(first_BLD, 2, axis=-1)
-        inputs = {"full": (first_BLD, last_BLD), "forwards": (forward,), "backwards": (backward,)}
-        inputs |= {"future": (forward,), "past": (backward,)}
-        return {name: getattr(self, name)(*inputs[name]) for name in self.views}
+    def of_views(self, layers: Layers) -> dict[str, jax.Array]:
+        """Return the scores of each view, float32 (B, L, outputs), which may be those of a neighbour."""
+        return {name: self._scores(name, layers) for name in self.auxiliary}
+
+    def _scores(self, name: str, layers: Layers) -> jax.Array:
+        scores: jax.Array = getattr(self, name)(*(_part_of(layers, part) for part in self.modules[name].parts))
+        return scores
 
     @nn.nowrap
     def model_outputs(
@@ -70,15 +69,27 @@ class CrossViewHead(Head):
 
     @nn.nowrap
     def read(self, model: Model, params: Any, batch: ExampleBatch, outputs: Outputs) -> tuple[Any, ...]:
-        """Return the first and the last layer (E, L, D)."""
+        """Return the layers that the modules read, (E, L, D) each, by name."""
         assert outputs.layers is not None
-        width = outputs.states.shape[-1]
-        return outputs.layers[1, ..., :width], outputs.layers[-1, ..., :width]
+        last, width = len(outputs.layers) - 1, outputs.states.shape[-1]
+        numbers = {"first": 1, "middle": last // 2, "last": last}
+        return ({name: outputs.layers[numbers[name], ..., :width] for name in self._layers},)
 
     @nn.nowrap
-    def example_inputs(self, config: Any) -> tuple[jax.Array, ...]:
-        """Return two layers of one word."""
-        return (jnp.zeros((1, 1, config.width)),) * 2
+    def example_inputs(self, config: Any) -> tuple[Any, ...]:
+        """Return the layers of one word."""
+        return ({name: jnp.zeros((1, 1, config.width)) for name in self._layers},)
+
+    @property
+    def _layers(self) -> list[str]:
+        return sorted({part.layer for view in self.modules.values() for part in view.parts})
+
+
+def _part_of(layers: Layers, part: Part) -> jax.Array:
+    """Return the states of a part, (B, L, D), or half of D for one direction."""
+    states_BLD = layers[part.layer]
+    half = states_BLD.shape[-1] // 2
+    return {"both": states_BLD, "forward": states_BLD[..., :half], "backward": states_BLD[..., half:]}[part.half]
 
 
 class PredictionModule(nn.Module):
@@ -108,11 +119,10 @@ class PredictionModule(nn.Module):
 
 
 def make(task: Any, config: Any, *, pooled: bool) -> CrossViewHead:
-    """Return the head of a task in a run, see `make_head`. InputError for a model of one layer.
+    """Return the head of a task in a run, see `make_head`.
 
-    Its hidden layers are as wide as the states of one direction: 512 in the original.
+    Its hidden layers are half as wide as the model's states, those of one direction in the original, where it is 512.
     """
-    layers = config.model.num_layers
-    if layers < 2:
-        raise InputError(f"model.num_layers must be at least 2 for head cross_view, got {layers}; give more layers")
-    return CrossViewHead(task.num_outputs, config.model.width // 2, config.views)
+    modules = family_of(config.model).views
+    chosen = {name: modules[name] for name in (PRIMARY, *views_of(config))}
+    return CrossViewHead(task.num_outputs, config.model.width // 2, chosen)

@@ -1,5 +1,6 @@
 """Base of all heads of tasks: how a model reads the sequences of examples, and the states that a head takes."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -25,9 +26,12 @@ class Head(nn.Module):
         return str(self.kind)
 
     @property
-    def auxiliary(self) -> tuple[str, ...]:
-        """The names of the modules that unlabelled batches alone train (`jaxlm/objectives/cross_view.py`)."""
-        return ()
+    def auxiliary(self) -> Mapping[str, int]:
+        """The modules that unlabelled batches alone train (`jaxlm/objectives/cross_view.py`).
+
+        By their names, with the word whose tag each predicts, counted from the one that it reads.
+        """
+        return {}
 
     @nn.nowrap
     def model_outputs(
