@@ -1,6 +1,6 @@
 # What the vectors of a translation's encoder (CoVe) are worth for classifying questions and sentences.
 #
-# finetune/mt_lstm_small translates Multi30k from English to German. The networks are finetune/bcn at smaller widths over
+# finetune/mt_lstm_small translates Multi30k from English to German, in six passes. The networks are finetune/bcn at smaller widths over
 # word vectors by counts and a decomposition of the books, which stay fixed; beside them nothing, random vectors, the states
 # of an untrained encoder, and those of the trained one. Each seed draws labelled rows of its own for SST.
 
@@ -11,12 +11,12 @@ arms=(vectors random untrained cove)
 names=(vectors store)
 guesses=(180 5)
 names+=(translation untrained-translation)
-guesses+=(2400 60)
+guesses+=(1500 60)
 for task in "${tasks[@]}"; do
   for seed in "${seeds[@]}"; do
     for arm in "${arms[@]}"; do
       names+=("$arm-$task-$seed")
-      guesses+=(300)
+      guesses+=(90)
     done
   done
 done
@@ -32,16 +32,17 @@ run vectors --makes "$out/vectors.txt" python launch/demonstrations/vectors.py -
 run store python -m jaxlm.prepare --source "lines:$files/train.en" --source "lines:$files/train.de" \
   --tokenizer train-sentencepiece:8000 --output "$out/store"
 translation=(--tokenizer "store:$out/store" --task translation --task-dir "$files" --options.languages en-de)
-run translation python -m jaxlm.finetune finetune/mt_lstm_small --run "$out/cove" "${translation[@]}"
+run translation python -m jaxlm.finetune finetune/mt_lstm_small --run "$out/cove" "${translation[@]}" \
+  --num-epochs 6
 run untrained-translation python -m jaxlm.finetune finetune/mt_lstm_small --run "$out/untrained" "${translation[@]}" \
   --optimizer.peak-lr 0 --num-steps 1 --eval-rows 8
-sizes=(--model.input-feed-forward-width 100 --model.width 200 --model.units 100 --num-epochs 10 --patience 3 --length 64)
+sizes=(--model.input-feed-forward-width 100 --model.width 128 --model.units 64 --num-epochs 5 --length 32)
 for task in "${tasks[@]}"; do
   sample=()
   case "$task" in
     trec) directory=$data/classify/trec ;;
     trec50) directory=$data/classify/trec50 ;;
-    *) directory=$data/classify/sst_trees sample=(--sample 10000) ;;
+    *) directory=$data/classify/sst_trees sample=(--sample 2000) ;;
   esac
   for seed in "${seeds[@]}"; do
     for arm in "${arms[@]}"; do

@@ -1,13 +1,13 @@
 # What the vectors of a small ELMo are worth for chunking with few labels, beside words alone and an untrained ELMo.
 #
 # pretrain/elmo_small reads 3 million words of the books. The taggers are finetune/bilstm with the same sizes and steps, with
-# and without features; each seed draws labelled sentences of its own, the same for every arm. The pretraining has one
-# seed. The probes are logistic regressions on the layers of both ELMos.
+# and without features, on at most 64 words of a sentence; each seed draws labelled sentences of its own, the same for every
+# arm. The pretraining has one seed. The probes are logistic regressions on the layers of both ELMos.
 
 # shellcheck shell=bash disable=SC2154
 arms=(words characters untrained elmo)
 declare -A samples=([1]=89 [5]=447 [10]=894 [100]=7436) # sentences of each percentage of CoNLL-2000's 8,936, and all but dev
-declare -A steps=([1]=400 [5]=400 [10]=400 [100]=2000)
+declare -A steps=([1]=300 [5]=300 [10]=300 [100]=900)
 
 names=(store validation pretrain untrained)
 guesses=(60 10 2400 60)
@@ -15,7 +15,7 @@ for percent in 1 5 10 100; do
   for seed in "${seeds[@]}"; do
     for arm in "${arms[@]}"; do
       names+=("$arm-$percent-$seed")
-      guesses+=($((steps[$percent] / 3)))
+      guesses+=($((steps[$percent] / 6 + 30)))
     done
   done
 done
@@ -42,7 +42,8 @@ for percent in 1 5 10 100; do
       esac
       run "$arm-$percent-$seed" python -m jaxlm.finetune finetune/bilstm --run "$out/$arm-$percent-$seed" --task chunk \
         --task-dir "$data/chunk/conll2000" --tokenizer "store:$out/store" --sample "${samples[$percent]}" \
-        --held-out-seed "$seed" --seed "$seed" --num-steps "${steps[$percent]}" --eval-every 100 --eval-rows 500 "${more[@]}"
+        --held-out-seed "$seed" --seed "$seed" --num-steps "${steps[$percent]}" --length 64 --eval-every 150 \
+        --eval-rows 500 "${more[@]}"
     done
   done
 done

@@ -1,27 +1,21 @@
 """Time a training step of AWD-LSTM here and with torch.nn.LSTM, in turn: `cd tests && python -m parity.awd_lstm_speed`.
 
-WikiText-2's sizes, 20 rows of 70 tokens, float32 on the CPU: all dropout, AR and TAR, clip and SGD in both. Each round
-is one process of `jaxlm.bench` and one of PyTorch, of which the median step counts.
+WikiText-2's sizes, 20 rows of 70 tokens, float32 on the CPU: all dropout, AR and TAR, clip and SGD in both.
 """
 
-import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-
 from jaxlm.models.awd_lstm import AWD_LSTM_WT2
+from parity.in_turn import main, time_bench, time_steps, use_all_cores
+
+ROWS, LENGTH = 20, 70
 
 
-def time_torch(rows: int, length: int, steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> float:
     """Return the median seconds of a training step of PyTorch."""
     import torch
     from torch.nn import functional
 
     config = AWD_LSTM_WT2
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
     table = torch.nn.Parameter(torch.empty(config.vocab_size, config.width).uniform_(-0.1, 0.1))
     bias, lstms, before = torch.nn.Parameter(torch.zeros(config.vocab_size)), [], config.width
     for layer in range(config.num_layers):
@@ -29,8 +23,8 @@ def time_torch(rows: int, length: int, steps: int, warmup: int) -> float:
         before = config.units_of(layer)
     parameters = [table, bias, *(leaf for lstm in lstms for leaf in lstm.parameters())]
     optimizer = torch.optim.SGD(parameters, lr=30, weight_decay=1.2e-6)
-    ids = torch.randint(config.vocab_size, (rows, length + 1))
-    state = [tuple(torch.zeros(1, rows, lstm.hidden_size) for _ in range(2)) for lstm in lstms]
+    ids = torch.randint(config.vocab_size, (ROWS, LENGTH + 1))
+    state = [tuple(torch.zeros(1, ROWS, lstm.hidden_size) for _ in range(2)) for lstm in lstms]
 
     def locked(x, rate):
         return x * functional.dropout(torch.ones(x.shape[0], 1, x.shape[2]), rate)
@@ -53,33 +47,14 @@ def time_torch(rows: int, length: int, steps: int, warmup: int) -> float:
         torch.nn.utils.clip_grad_norm_(parameters, 0.25)
         optimizer.step()
 
-    seconds = []
-    for _ in range(warmup + steps):
-        started = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[warmup:])
+    return time_steps(step, steps, warmup)
 
 
-def time_jaxlm(rows: int, length: int, steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> float:
     """Return the median seconds of a training step of `jaxlm.bench`."""
-    words = ["pretrain/awd_lstm_wt2", "--model.vocab-size", AWD_LSTM_WT2.vocab_size, "--batch-size", rows]
-    words += ["--length", length, "--steps", steps, "--warmup", warmup]
-    command = [sys.executable, "-m", "jaxlm.bench", *map(str, words)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
-
-
-def main() -> None:
-    """Print the seconds of each round and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("rows", 20), ("length", 70), ("steps", 5), ("warmup", 2), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    arguments = vars(parser.parse_args())
-    for _ in range(arguments.pop("rounds")):
-        ours, theirs = time_jaxlm(**arguments), time_torch(**arguments)
-        print(f"jaxlm {ours:.3f} s, torch {theirs:.3f} s, speed {theirs / ours:.2f}", flush=True)
+    sizes = ["--model.vocab-size", AWD_LSTM_WT2.vocab_size, "--batch-size", ROWS, "--length", LENGTH]
+    return time_bench("pretrain/awd_lstm_wt2", *sizes, steps=steps, warmup=warmup)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, here, in_torch, steps=5, warmup=2)

@@ -6,15 +6,9 @@ projection and residual of `pretrain/elmo_small`, and torch.optim.Adagrad with t
 of cells and projections, which torch.nn.LSTM lacks.
 """
 
-import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-
 import numpy as np
+
+from parity.in_turn import main, time_bench, time_steps, use_all_cores
 
 ROWS, WORDS, UNITS, PROJECTION, VOCABULARY = 32, 20, 512, 128, 20_000
 FILTERS, CHARACTER_WIDTH, BYTES, CHARACTERS = ((1, 16), (2, 16), (3, 32), (4, 64)), 16, 50, 261
@@ -56,48 +50,32 @@ def in_torch(steps: int, warmup: int) -> float:
                 ends.append([tuple(part.detach() for part in state) for state in end])
             return WORDS * sum(losses) / 2, ends
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(0)
+    use_all_cores()
     model, rng = Model(), np.random.default_rng(0)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.2, initial_accumulator_value=1.0, eps=0.0)
     zeros = (torch.zeros(1, ROWS, PROJECTION), torch.zeros(1, ROWS, UNITS))
-    states, seconds = [[zeros, zeros], [zeros, zeros]], []
-    for _ in range(warmup + steps):
+    states = [[zeros, zeros], [zeros, zeros]]
+
+    def step() -> None:
+        nonlocal states
         inputs = torch.tensor(rng.integers(0, CHARACTERS, (2, ROWS, WORDS, BYTES)))
         targets = torch.tensor(rng.integers(0, VOCABULARY, (2, ROWS * WORDS)))
-        started = time.perf_counter()
         loss, states = model(inputs, targets, states)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[warmup:])
+
+    return time_steps(step, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> float:
     """Return the median seconds of a training step of `jaxlm.bench`."""
     sizes = {"vocab-size": VOCABULARY, "width": 2 * PROJECTION, "units": UNITS, "dropout-rate": 0}
-    words = [word for name, value in sizes.items() for word in (f"--model.{name}", str(value))]
-    words += ["--batch-size", str(ROWS), "--length", str(WORDS), "--steps", str(steps), "--warmup", str(warmup)]
-    command = [sys.executable, "-m", "jaxlm.bench", "pretrain/elmo_small", *words]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
-
-
-def main() -> None:
-    """Print the seconds of each round, their ratio, and its median."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("rounds", 3), ("steps", 20), ("warmup", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    arguments, ratios = vars(parser.parse_args()), []
-    for _ in range(arguments.pop("rounds")):
-        ours, theirs = here(**arguments), in_torch(**arguments)
-        ratios.append(theirs / ours)
-        print(f"jaxlm {ours:.3f} s, torch {theirs:.3f} s, speed {ratios[-1]:.2f}", flush=True)
-    print(f"median speed {statistics.median(ratios):.2f}", flush=True)
+    words = [word for name, value in sizes.items() for word in (f"--model.{name}", value)]
+    words += ["--batch-size", ROWS, "--length", WORDS]
+    return time_bench("pretrain/elmo_small", *words, steps=steps, warmup=warmup)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, here, in_torch, steps=20, warmup=5)

@@ -3,29 +3,22 @@
 `cd tests && python -m parity.transformer_xl_speed`
 
 The base model for enwik8, 2 rows of 512 tokens with a memory of 512, float32 on the CPU: dropout, clip and Adam in
-both. PyTorch's statement has batched products and the shift by padding. Each round is one process of `jaxlm.bench` and
-one of PyTorch, of which the median step counts.
+both. PyTorch's statement has batched products and the shift by padding.
 """
 
-import argparse
-import dataclasses
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-
 from jaxlm.models.transformer_xl import ENWIK8
+from parity.in_turn import main, time_bench, time_steps, use_all_cores
+
+ROWS, LENGTH = 2, 512
 
 
-def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> float:
     """Return the median seconds of a training step of PyTorch."""
     import torch
     from torch.nn import functional
 
-    config = dataclasses.replace(ENWIK8, num_layers=layers)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    use_all_cores()
+    config = ENWIK8
     v, d, h, f = config.vocab_size, config.width, config.num_heads, config.feed_forward_width
     k, slots = d // h, config.memory_length
 
@@ -42,19 +35,19 @@ def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> 
             "back": torch.nn.Linear(f, d),
             "norms": torch.nn.ModuleList([torch.nn.LayerNorm(d), torch.nn.LayerNorm(d)]),
         }
-        for _ in range(layers)
+        for _ in range(config.num_layers)
     ]
     parameters = [table, bias, u, w]
     for layer in stack:
         for part in layer.values():
             parameters += [part] if isinstance(part, torch.nn.Parameter) else list(part.parameters())
     optimizer = torch.optim.Adam(parameters, lr=2.5e-4)
-    keys = slots + length
+    keys = slots + LENGTH
     angles = torch.arange(keys - 1, -1, -1.0)[:, None] * 10_000.0 ** (-torch.arange(0, d, 2.0) / d)
     encodings = torch.cat([angles.sin(), angles.cos()], dim=1)
-    hidden = torch.triu(torch.ones(length, keys, dtype=torch.bool), diagonal=slots + 1)
-    ids = torch.randint(v, (rows, length + 1))
-    memories = [torch.zeros(rows, slots, d) for _ in range(layers)]
+    hidden = torch.triu(torch.ones(LENGTH, keys, dtype=torch.bool), diagonal=slots + 1)
+    ids = torch.randint(v, (ROWS, LENGTH + 1))
+    memories = [torch.zeros(ROWS, slots, d) for _ in range(config.num_layers)]
 
     def drop(x):
         return functional.dropout(x, config.dropout_rate)
@@ -63,8 +56,8 @@ def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> 
         return x.reshape(*x.shape[:-1], h, k).transpose(-3, -2)
 
     def shifted(x):
-        padded = functional.pad(x, (1, 0)).reshape(rows, h, keys + 1, length)
-        return padded[:, :, 1:].reshape(rows, h, length, keys)
+        padded = functional.pad(x, (1, 0)).reshape(ROWS, h, keys + 1, LENGTH)
+        return padded[:, :, 1:].reshape(ROWS, h, LENGTH, keys)
 
     def step() -> None:
         x, relative = drop(functional.embedding(ids[:, :-1], table) * d**0.5), drop(encodings)
@@ -76,7 +69,7 @@ def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> 
             r = heads(functional.linear(relative, layer["relative"]))
             scores = (q + u) @ key.transpose(-1, -2) + shifted((q + w) @ r.transpose(-1, -2))
             weights = torch.softmax((scores * k**-0.5).masked_fill(hidden, -1e30), dim=-1)
-            attended = functional.linear((weights @ value).transpose(1, 2).reshape(rows, length, d), layer["out"])
+            attended = functional.linear((weights @ value).transpose(1, 2).reshape(ROWS, LENGTH, d), layer["out"])
             x = layer["norms"][0](x + drop(attended))
             x = layer["norms"][1](x + drop(layer["back"](drop(torch.relu(layer["in"](x))))))
         loss = functional.cross_entropy(functional.linear(drop(x).reshape(-1, d), table, bias), ids[:, 1:].reshape(-1))
@@ -85,33 +78,14 @@ def time_torch(rows: int, length: int, layers: int, steps: int, warmup: int) -> 
         torch.nn.utils.clip_grad_norm_(parameters, 0.25)
         optimizer.step()
 
-    seconds = []
-    for _ in range(warmup + steps):
-        started = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[warmup:])
+    return time_steps(step, steps, warmup)
 
 
-def time_jaxlm(rows: int, length: int, layers: int, steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> float:
     """Return the median seconds of a training step of `jaxlm.bench`."""
-    words = ["pretrain/transformer_xl_enwik8", "--model.vocab-size", ENWIK8.vocab_size, "--model.num-layers", layers]
-    words += ["--batch-size", rows, "--length", length, "--steps", steps, "--warmup", warmup]
-    command = [sys.executable, "-m", "jaxlm.bench", *map(str, words)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["step_seconds"])
-
-
-def main() -> None:
-    """Print the seconds of each round and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("rows", 2), ("length", 512), ("layers", 12), ("steps", 5), ("warmup", 2), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    arguments = vars(parser.parse_args())
-    for _ in range(arguments.pop("rounds")):
-        ours, theirs = time_jaxlm(**arguments), time_torch(**arguments)
-        print(f"jaxlm {ours:.3f} s, torch {theirs:.3f} s, speed {theirs / ours:.2f}", flush=True)
+    sizes = ["--model.vocab-size", ENWIK8.vocab_size, "--batch-size", ROWS, "--length", LENGTH]
+    return time_bench("pretrain/transformer_xl_enwik8", *sizes, steps=steps, warmup=warmup)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, here, in_torch, steps=5, warmup=2)
