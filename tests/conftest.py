@@ -1,21 +1,32 @@
 """Shared fixtures. All tests run on a CPU that plays eight devices."""
 
 import contextlib
+import gc
 import hashlib
+import importlib.util
 import os
 import signal
+import sys
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from paths import REPOSITORY
 from xla_flags import xla_flags
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs beside it; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A process of jaxlm that may not keep what Python compiles spends a quarter of its start on that. It is kept in a
+# folder of its own, as tests look for files that a command leaves beside its inputs.
+BYTECODE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "jaxlm-tests" / "bytecode"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
+sys.dont_write_bytecode, sys.pycache_prefix = False, str(BYTECODE)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub outside this machine
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at import; gcsfs would ask over gRPC what a bucket is
 # A thread of XLA's CPU client waits in each collective, and in each launch on a device that has 32 computations to do.
 # If there are eight, one for each device, which is what a small machine gets, a launch can hold the one that a
 # collective needs, and both wait until XLA ends the process.
@@ -35,7 +46,25 @@ MOST_BYTES = 10**9  # of compiled programs between two sessions, those of some t
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+# Files that took long without compiled programs, roughly the longest first: not all were timed alone.
+LONGEST = (
+    "models/test_family_runs.py",
+    "distributed/test_processes.py",
+    "compiler/test_aot.py",
+    "runs/test_remote_run.py",
+    "test_docs.py",
+    "commands/test_configs.py",
+    "distributed/test_watch.py",
+    "compiler/test_gpu.py",
+    "finetuning/test_finetune_stops.py",
+    "commands/test_measure.py",
+    "training/test_resume.py",
+    "inference/test_word_features.py",
+    "commands/test_prepare_parts.py",
+    "commands/test_pretrain.py",
+    "commands/test_finetune.py",
+)
 
 
 def pytest_addoption(parser):
@@ -49,9 +78,10 @@ def pytest_collection_modifyitems(config, items):
         long = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
-    # A file runs in one worker: those with long tests first, so that the workers end together.
+    # A file runs in one worker: the long ones first, so that the workers end together.
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    rank = {TESTS / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (rank.get(item.path, len(rank)), -slow[item.path]))
 
 
 def pytest_sessionstart():
@@ -59,6 +89,13 @@ def pytest_sessionstart():
     from jaxlm.distributed.devices import enable_compilation_cache
 
     enable_compilation_cache()
+
+
+def pytest_collection_finish():
+    """Collect garbage more rarely, and not among what is imported: else JAX's tracing spends 6% of its time on that."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_unconfigure(config):
@@ -93,6 +130,26 @@ def folder(tmp_path_factory) -> Path:
     from toy_api import make_folder
 
     return make_folder(tmp_path_factory.mktemp("api"))
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """The folder of a stand-in for Google Cloud Storage, see `stand_in/gcs.py`. Needs gcsfs."""
+    if importlib.util.find_spec("gcsfs") is None:
+        pytest.skip("needs gcsfs, of the extra [tpu]")
+    import fsspec
+    from stand_in_cloud import running
+
+    from jaxlm import storage
+
+    with running(tmp_path / "cloud") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        # fsspec has read its variables already, and keeps its clients.
+        monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon"})
+        storage.forget_clients()
+        yield tmp_path / "cloud"
+        storage.forget_clients()
 
 
 @pytest.fixture(autouse=True)

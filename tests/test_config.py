@@ -343,7 +343,8 @@ def test_which_fields_may_change_on_resume():
     }
     names |= {f"data.{f.name}" for f in fields(Windows)}
     assert set(RUN_FIELDS) <= names
-    for name in ("model.*", "optimizer.*", "seed", "batch_size", "length", "num_steps", "data.weights", "data.layout"):
+    kept = ("model.*", "optimizer.*", "seed", "batch_size", "length", "num_steps")
+    for name in (*kept, "data.weights", "data.layout", "data.order"):
         assert name not in RUN_FIELDS
     assert "num_steps" not in run_fields(OptimizerConfig())
     assert {"num_steps", "num_epochs"} <= set(run_fields(OptimizerConfig(decay="constant")))
@@ -368,6 +369,15 @@ def test_a_run_over_streams_without_resets_reads_as_before():
     saved = resolved_json(PretrainConfig(data=Streams(store=("a",))), {})
     del saved["data"]["reset_probability"]
     assert from_json(DataConfig, completed(saved)["data"]) == Streams(store=("a",), reset_probability=0.0)
+
+
+def test_a_run_from_before_the_order_of_blocks_reads_as_rows():
+    """Fails when a saved config without the field is refused, reads as blocks, or gives streams an order."""
+    for layout, order in ((Windows(store=("a",)), "rows"), (Streams(store=("a",)), None)):
+        saved = resolved_json(PretrainConfig(data=layout), {})
+        saved["data"].pop("order", None)
+        found = completed(saved)["data"]
+        assert found.get("order") == order and from_json(DataConfig, found) == layout
 
 
 def test_a_saved_model_gets_the_fields_of_its_own_family():

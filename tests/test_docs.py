@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 from documents import blocks, cells, commands, documents, notebooks, of_jaxlm, parse, steps, without_blocks
+from paths import REPOSITORY
 from test_language import text_of
 from toy_runs import run_here
 from xla_flags import xla_flags
@@ -71,7 +71,13 @@ CLAIMS = {
     "finetune_exported": "all(map(np.array_equal, ours, theirs)) and 0 <= results['test']['accuracy']['mean'] <= 1",
     "quickstart": "records[-1]['validation_loss'] < records[0]['validation_loss'] and len(tuned.predict(new)) == 3",
 }
-SHORTER = ((r'"num_steps": \d+', '"num_steps": 20'), (r'"num_epochs": \d+', '"num_epochs": 1'))
+SHORTER = (
+    (r'"num_steps": \d+', '"num_steps": 20'),
+    (r'"num_epochs": \d+', '"num_epochs": 1'),
+    (r"PACKAGES = .*", 'PACKAGES = ["matplotlib", "sklearn"]'),
+    (r"corpus\[:2500\]", "corpus[:800]"),
+    (r"corpus\[2500:\]", "corpus[800:2000]"),
+)
 # Runs the cells in the file of its first argument, as a kernel does, and then evaluates its second.
 RUNNER = """
 import json, subprocess, sys
@@ -282,8 +288,8 @@ def test_marked_blocks_run(name, tmp_path, monkeypatch):
 def test_notebooks_run(path, tmp_path):
     """Fails when a cell raises, a command in it fails, the page would show a warning, or its text is not true.
 
-    The cells run in order, in a new process and an empty directory, without Jupyter. Training is shortened here; the
-    build of the documentation runs all of it, and the notebooks that are left out by default.
+    The cells run in order, in a new process and an empty directory, without Jupyter. Text and training are shortened
+    here; the build of the documentation has all of both, and the notebooks that are left out by default.
     """
     text = path.read_text(encoding="utf-8")
     for pattern, shorter in SHORTER:

@@ -10,7 +10,7 @@ import typing
 from pathlib import Path
 
 import pytest
-import toy_runs
+from paths import REPOSITORY
 
 import jaxlm
 from jaxlm.__main__ import COMMANDS
@@ -133,7 +133,7 @@ def test_a_command_refuses_them_before_jax_is_imported(tmp_path):
     """Fails when a flag or a value of a config file is checked after seconds of imports, or by no name or code."""
     (tmp_path / "zero.py").write_text(CONFIG)
     words = [sys.executable, "-c", WITHOUT_JAX, *(line for line, _ in REFUSED)]
-    path = os.pathsep.join(filter(None, (str(toy_runs.REPOSITORY), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     ended = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
     lines = ended.stderr.splitlines()
     assert len(lines) == 2 * len(REFUSED), ended.stderr

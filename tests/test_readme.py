@@ -6,8 +6,8 @@ Fails when it grows into a manual again, when a flag or a config in it is rename
 
 import re
 
-from conftest import REPOSITORY
 from documents import blocks, commands, of_jaxlm, without_blocks
+from paths import REPOSITORY
 
 from jaxlm.config import known_configs, load_config
 from jaxlm.training.config import FinetuneConfig, PretrainConfig

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import jax
 import pytest
-from conftest import REPOSITORY
+from paths import REPOSITORY
 from toy_store import write_store
 
 from jaxlm.config import load_config
@@ -59,6 +60,7 @@ def entered(build: Callable[[], None]) -> set[str]:
 @pytest.fixture(scope="module")
 def step(tmp_path_factory) -> Callable[..., None]:
     """A function that makes a batch of debug/gpt and traces its step, with other values of some fields."""
+    jax.devices()  # that the process starts is no part of a step
     store = write_store(tmp_path_factory.mktemp("store") / "store", ["to be or not to be " * 99], bytes_tokenizer())
 
     def trace(**fields) -> None:

@@ -6,8 +6,8 @@ import importlib
 import inspect
 
 import pytest
-from conftest import REPOSITORY
 from documents import blocks, cells, notebooks
+from paths import REPOSITORY
 
 import jaxlm
 

@@ -3,8 +3,11 @@
 import json
 
 import numpy as np
+import pytest
 
 import jaxlm
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def test_ten_jobs(folder, monkeypatch):

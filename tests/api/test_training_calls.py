@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import toy_runs
+from paths import REPOSITORY
 from xla_flags import xla_flags
 
 import jaxlm
-from jaxlm.distributed.devices import user_cache
+from jaxlm.host import user_cache
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.wording import finite
 
@@ -197,7 +198,7 @@ def test_calls_leave_no_trace_in_the_process(work):
         [sys.executable, "-c", TRACES, str(work)],
         capture_output=True,
         text=True,
-        cwd=toy_runs.REPOSITORY,
+        cwd=REPOSITORY,
         env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(user_cache() / "xla"), "XLA_FLAGS": xla_flags()},
         timeout=300,
     )

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-import toy_runs
+from paths import REPOSITORY
 
 PROGRAM = """
     import jaxlm
@@ -49,7 +49,7 @@ def test_a_program_is_checked_against_the_public_names(tmp_path):
         [sys.executable, "-m", "mypy", *map(str, flags), str(file)],
         capture_output=True,
         text=True,
-        cwd=toy_runs.REPOSITORY,
+        cwd=REPOSITORY,
         timeout=300,
     )
     lines = ended.stdout.splitlines()
@@ -59,4 +59,4 @@ def test_a_program_is_checked_against_the_public_names(tmp_path):
     errors = [line for line in lines if ": error:" in line]
     assert len(errors) == len(ERRORS), errors
     assert all(wanted in line for wanted, line in zip(ERRORS, errors, strict=True)), errors
-    assert (toy_runs.REPOSITORY / "jaxlm" / "py.typed").is_file()
+    assert (REPOSITORY / "jaxlm" / "py.typed").is_file()

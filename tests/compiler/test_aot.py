@@ -41,7 +41,7 @@ from jaxlm.views import aot_report
 from jaxlm.views.aot_report import _changes, report
 from jaxlm.views.aot_steps import PretrainingStep
 
-pytestmark = pytest.mark.versions
+VERSIONS = pytest.mark.versions  # of what reads the text of a compiled program, in whatever form a version writes it
 
 
 def test_the_clock_is_the_peak_of_all_multipliers():
@@ -91,6 +91,7 @@ def compiled(program, where, *shapes, dtype=jnp.float32, spec=None):
         return jax.jit(program).lower(*arguments).compile(), mesh.shape
 
 
+@VERSIONS
 def test_loops_of_3_and_5_matrix_products():
     """Fails when nested loops are not multiplied out, in cycles or in FLOPs: 15 products of 1024 x 1024."""
     where = topology_or_skip("v5e:2x2")
@@ -110,6 +111,7 @@ def test_loops_of_3_and_5_matrix_products():
     assert one.parts["matrix products"] == pytest.approx(2 * 1024**3 / 197e12 * 1e3, rel=0.5)
 
 
+@VERSIONS
 def test_flops_of_products_with_batch_dimensions_are_the_compilers():
     """Fails when the windows and dilations that batch dimensions become are miscounted; XLA counts too, without loops.
 
@@ -128,6 +130,7 @@ def test_flops_of_products_with_batch_dimensions_are_the_compilers():
     assert program.cost_analysis()["flops"] == pytest.approx(found, rel=0.1)
 
 
+@VERSIONS
 def test_an_all_reduce_of_known_bytes():
     """Fails when bytes are counted of all chips, or time is taken over both directions or one link."""
     where = topology_or_skip("v5e:2x4")
@@ -138,6 +141,7 @@ def test_an_all_reduce_of_known_bytes():
     assert time == pytest.approx(2 * 7 / 8 * 4 * 2**20 / 200e9 * 1e3)
 
 
+@VERSIONS
 def test_slices_have_data_across_them_and_the_data_centers_network_between():
     """Fails when a slice's chips are dealt out to several copies, or what crosses slices is timed as if it did not."""
     where = topology_or_skip("v5e:2x4", slices=2)
@@ -154,6 +158,7 @@ def test_slices_have_data_across_them_and_the_data_centers_network_between():
     assert time == pytest.approx(between.bytes / 3.125e9 * 1e3)
 
 
+@VERSIONS
 def test_a_kernel_takes_its_bundles():
     """Splash attention, 12 heads of 512 x 64, 16 rows on v5e: 0.26 ms forward, 0.38 fused backward, read once by hand.
 
@@ -204,7 +209,18 @@ def test_an_axis_need_not_be_a_side_of_the_torus():
     assert set(mesh.devices.flat) == set(devices)
 
 
-@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+CAMPAIGN = pytest.mark.campaign  # v5e is that of the other tests here
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v4:2x2x1",
+        pytest.param("v5e:2x2", marks=CAMPAIGN),
+        pytest.param("v5p:2x2x1", marks=CAMPAIGN),
+        pytest.param("v6e:2x2", marks=VERSIONS),
+    ],
+)
 def test_the_report_of_a_tiny_step(name, tmp_path, capsys):
     """Fails when a chip is not one device of the compiler, or the report leaves out what the step does."""
     where = topology_or_skip(name)
@@ -292,7 +308,7 @@ def test_what_does_not_fit_is_changed_until_it_does(monkeypatch):
     Fails when advice is given that was not compiled, or auto takes more micro-batches than it must.
     """
     where = topology_or_skip("v5e:2x2")
-    config = replace(tiny(batch_size=1024), model=replace(tiny().model, vocab_size=8000))
+    config = replace(tiny(batch_size=256), model=replace(tiny().model, vocab_size=4000))
     small = replace(where.chip, memory_gib=RUNTIME_GIB + 0.95 * report(PretrainingStep(config), where)["peak_gib"])
     monkeypatch.setitem(chips.CHIPS, "v5e", small)
     figures = aot.aot(aot.Arguments("", topology="v5e:2x2", settings=config))
@@ -405,6 +421,7 @@ def test_the_peak_is_found_by_what_jax_calls_the_chip(name):
     assert kind == where.chip.kind and peak_of_kind(kind) == where.chip.peak_tflops
 
 
+@VERSIONS
 def test_a_step_that_overflows_the_compilers_small_threads():
     """Products of few elements: the compiler costs them by recursion. Fails, with the process, where its threads have
     64 kB of stack."""

@@ -11,8 +11,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from paths import REPOSITORY
 from toy_processes import free_port
-from toy_runs import REPOSITORY
 
 from jaxlm.distributed import processes
 from jaxlm.errors import InputError

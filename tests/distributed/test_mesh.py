@@ -46,6 +46,7 @@ pytestmark = pytest.mark.versions
 
 ROWS, STEPS = 16, 3
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 8, 1), (4, 1, 2)]
+MIXED = [(2, 4, 1), (4, 1, 2)]  # of axes that the others have alone or all together
 CONFIG = replace(TOY, init_std=0.1)
 SCANNED = Execution(unroll=1)  # one layer is compiled, not all
 
@@ -126,7 +127,11 @@ def slashes(path) -> str:
     return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path)
 
 
-@pytest.mark.parametrize("sizes", MESHES[1:], ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(sizes, marks=[pytest.mark.campaign] * (sizes in MIXED)) for sizes in MESHES[1:]],
+    ids=lambda sizes: "x".join(map(str, sizes)),
+)
 def test_losses_are_those_of_one_device_and_shards_lie_where_declared(one_device, sizes):
     """Fails when a gradient is summed over too few devices, dropout differs with the mesh, or moments lie whole."""
     losses, state, _ = run(sizes)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from paths import REPOSITORY
 from toy_processes import free_port, joined, run_several, start_several
 from toy_runs import (
-    REPOSITORY,
     Ended,
     Process,
     assert_one_line,

@@ -272,7 +272,7 @@ def test_two_processes_answer_together_and_one_writes(run, tasks, tmp_path):
     flags = ["--run", run, "--include_path", tasks, "--tasks", "toy_choice,toy_answers", "-b", 8, "--log_samples"]
     flags = ["harness", *flags, "--output_path"]
     one = run_process("evaluate", *flags, tmp_path / "one", log=tmp_path / "log", devices=8)
-    two = run_several("evaluate", *flags, tmp_path / "two", log=tmp_path / "two_log")
+    two = run_several("evaluate", *flags, tmp_path / "two", log=tmp_path / "two_log", devices=4)
     assert [ended.code for ended in (one, *two)] == [0, 0, 0], [ended.errors for ended in (one, *two)]
     (alone,), (together,) = ((tmp_path / name).glob("*/results_*.json") for name in ("one", "two"))
     found, expected = (json.loads(file.read_text())["results"] for file in (together, alone))

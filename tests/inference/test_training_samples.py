@@ -23,7 +23,7 @@ def stores(tmp_path_factory):
 
 def arguments(name, run, stores, *more):
     if name == "gpt":
-        return pretrain_arguments(run, stores, *more)
+        return pretrain_arguments(run, stores, "--model.num-layers", 2, *more)
     return ("debug/lstm", "--run", run, "--data.store", stores[0], *LSTM, *more)
 
 

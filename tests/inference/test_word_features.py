@@ -22,6 +22,7 @@ from jaxlm.tasks.examples import TaggedSentence
 from jaxlm.tasks.kinds.tags import Tagging
 from jaxlm.text import tokenizer_from_spec
 
+pytestmark = pytest.mark.usefixtures("two_devices")
 toy_runs.COMMANDS["predict"] = predict.main
 TASK = Tagging(name="toy", labels=("O", "B-X", "I-X"))
 SENTENCES = ("bada zizi", "zizi", "bobo bada zizi bobo tutu")
@@ -171,7 +172,6 @@ def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
     assert [line["prediction"] for line in trained] == [line["prediction"] for line in again]
 
 
-@pytest.mark.usefixtures("two_devices")
 def test_classes_of_texts_from_features_and_a_penalty(runs, tmp_path):
     """Fails when rows of one text lose their features, when the head reads padding, or when the penalty is not in the
     loss, is that of a part of the micro-batches, or is not a mean over weights of 0 at first.

@@ -25,6 +25,8 @@ from jaxlm.interop.sources import read_published
 from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.mt_lstm import MTLSTMConfig
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def write(directory: Path) -> Path:
     """Write the tensors and the word vectors; return the file of the tensors."""

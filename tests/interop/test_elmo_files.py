@@ -22,6 +22,8 @@ from jaxlm.nn.config import Execution
 from jaxlm.runs.trees import named_leaves
 from jaxlm.text.characters import PADDING, character_ids
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 SIZES = case.Sizes()
 CELL = "RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell"
 

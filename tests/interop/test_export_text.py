@@ -27,6 +27,8 @@ from jaxlm.text.bpe import GPT1Tokenizer, build_gpt2
 from jaxlm.text.library import build_json
 from jaxlm.text.wordpiece import build_wordpiece
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 SIZES = GPTConfig(num_positions=48, num_layers=1, width=16, num_heads=2, feed_forward_width=64, init_std=0.3)
 FIRST = ("The cat sat.", "", "the hill " * 30, "one " * 20, "two " * 17)
 SECOND = ("A bird sang.", "The dog", "tree", "one " * 12, "")

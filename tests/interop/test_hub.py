@@ -1,6 +1,6 @@
 """Models by name: a download, an upload and what goes wrong, over HTTP against a stand-in of the Hugging Face Hub.
 
-The commands run as processes of their own: huggingface_hub reads its settings when it is imported.
+The commands that ask it run as processes of their own: huggingface_hub reads its settings when it is imported.
 """
 
 import os
@@ -12,9 +12,11 @@ import pytest
 import toy_encoder
 from huggingface_hub import ModelCard
 from stand_in_hub import environment, stand_in_hub
-from toy_runs import checksums
+from toy_runs import checksums, run_here
 
 from jaxlm.files import write_json
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,8 +61,8 @@ def test_a_run_goes_to_the_hub_and_comes_back(tuned, tmp_path):
             assert ended.returncode == 0, ended.stderr
         assert not any("onnx" in call for call in hub.calls)
         assert checksums(runs[0]) == checksums(runs[1])
-        ended = command("convert", "import", f"hf:{tmp_path / 'out'}", "--run", runs[2])
-        assert ended.returncode == 0 and checksums(runs[2]) == checksums(runs[0])
+        direct = run_here("convert", "import", f"hf:{tmp_path / 'out'}", "--run", runs[2])
+        assert direct.code == 0 and checksums(runs[2]) == checksums(runs[0])
 
         missing = command("convert", "import", "hf:someone/none", "--run", tmp_path / "none", **variables)
         assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1

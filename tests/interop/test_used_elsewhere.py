@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_encoder
-from conftest import REPOSITORY
 from documents import blocks, commands, of_jaxlm
+from paths import REPOSITORY
 from toy_runs import run_here
 
 import jaxlm

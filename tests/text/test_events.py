@@ -7,8 +7,8 @@ import json
 import random
 
 import pytest
-from conftest import REPOSITORY
 from parity import performance_case as case
+from paths import REPOSITORY
 
 from jaxlm.errors import InputError
 from jaxlm.reading.midi import Note, read_notes, write_notes

@@ -90,15 +90,15 @@ def test_the_case_of_googles_releases_and_in_commands(tmp_path, capsys):
     text.write_text("Hello world")
     arguments = ((f"text:{text}",), f"wordpiece:{directory(tmp_path / 'v', CASED)}/vocab.txt")
     for case, wanted in (("auto", "Hello"), ("uncased", "hello")):
-        store = prepare(PrepareConfig(*arguments, tmp_path / case, workers=1, wordpiece_case=case))
+        store = prepare(PrepareConfig(*arguments, str(tmp_path / case), workers=1, wordpiece_case=case))
         assert store.tokenizer().pieces(store.tokens) == [wanted, "world"]
     said = capsys.readouterr().out
     assert "case: kept, guessed" in said and "case: lower-cased, from --wordpiece-case" in said
-    prepare(PrepareConfig(*arguments, tmp_path / "auto", workers=1))
+    prepare(PrepareConfig(*arguments, str(tmp_path / "auto"), workers=1))
     with pytest.raises(InputError, match="was made with another tokenizer"):
-        prepare(PrepareConfig(*arguments, tmp_path / "auto", workers=1, wordpiece_case="uncased"))
+        prepare(PrepareConfig(*arguments, str(tmp_path / "auto"), workers=1, wordpiece_case="uncased"))
     with pytest.raises(InputError, match="wordpiece_case must be auto"):
-        prepare(PrepareConfig(arguments[0], "train-sentencepiece:420", tmp_path / "x", wordpiece_case="cased"))
+        prepare(PrepareConfig(arguments[0], "train-sentencepiece:420", str(tmp_path / "x"), wordpiece_case="cased"))
 
 
 @pytest.mark.parametrize(

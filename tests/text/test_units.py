@@ -11,6 +11,8 @@ from jaxlm.errors import InputError
 from jaxlm.text import bytes_tokenizer, load_tokenizer, published_files, train_characters, train_words
 from jaxlm.text.units import END, whole_words
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 LINES = " the cat sat \n the dog <unk> sat\n\n the cat\tran \n"
 
 

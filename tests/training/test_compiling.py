@@ -142,16 +142,17 @@ def test_the_options_of_the_compiler_reach_every_step_of_a_run(kind, tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_second_run_with_other_numbers_is_served_by_the_cache(tmp_path):
+def test_a_second_run_with_other_numbers_is_served_by_the_cache(tmp_path, monkeypatch):
     """Fails on 2968321: the second run compiled its step anew and left it in the cache as another."""
     stores, cache = make_stores(tmp_path), tmp_path / "cache"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache))
     steps = lambda: {path.name for path in cache.rglob("jit_train_step*-cache")}  # noqa: E731
     first = ("--num-steps", 4, "--log-every", 1)
     other = ("--num-steps", 6, "--log-every", 2, "--seed", 3, "--optimizer.peak-lr", 1e-4, "--optimizer.warmup", 3)
     found = []
     for number, given in enumerate((first, other)):
         run = tmp_path / f"run{number}"
-        ended = Process("pretrain", *pretrain_arguments(run, stores, *given), log=tmp_path / "log", cache=cache).ended()
+        ended = Process("pretrain", *pretrain_arguments(run, stores, *given), log=tmp_path / "log").ended()
         assert ended.code == 0, ended.errors
         assert "compiling the training step for batch 8 x " in ended.errors, "people wait here"
         found.append(steps())

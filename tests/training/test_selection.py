@@ -30,8 +30,13 @@ def stores(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
 
 
+def of_two_layers(run, stores, *more):
+    """A toy run of two layers: with one the validation loss does not rise again."""
+    return ["debug/gpt", *pretrain_arguments(run, stores, *more)[1:]]
+
+
 def pretrained(folder, stores, *more):
-    ended = run_here("pretrain", *pretrain_arguments(folder / "run", stores, *FLAGS, *more))
+    ended = run_here("pretrain", *of_two_layers(folder / "run", stores, *FLAGS, *more))
     assert ended.code == 0, ended.errors
     return folder / "run", ended
 
@@ -77,12 +82,12 @@ def test_the_parameters_of_the_lowest_loss_are_used(last, best):
 def test_a_resumed_selection_has_the_same_bits(best, stores, tmp_path):
     """Fails when the lowest loss, or its parameters, begin anew after a restart, or others decide after it."""
     copy = copy_at(best, MIDDLE, tmp_path / "run")
-    ended = run_here("pretrain", *pretrain_arguments(copy, stores, *FLAGS, "--select", "best"))
+    ended = run_here("pretrain", *of_two_layers(copy, stores, *FLAGS, "--select", "best"))
     assert ended.code == 0 and f"resumed at step {MIDDLE}" in ended.errors, ended.errors
     assert checksums(copy) == checksums(best) and any(name.startswith("selected/") for name in checksums(best))
-    other = pretrain_arguments(copy, (stores[0], stores[0]), *FLAGS, "--select", "best")
+    other = of_two_layers(copy, (stores[0], stores[0]), *FLAGS, "--select", "best")
     assert_one_line(run_here("pretrain", *other), 2, "the validation stores hold another text")
-    other = pretrain_arguments(copy, stores, *FLAGS, "--select", "best", "--eval-every", 3)
+    other = of_two_layers(copy, stores, *FLAGS, "--select", "best", "--eval-every", 3)
     assert_one_line(run_here("pretrain", *other), 2, "--eval-every: 2 -> 3")
 
 
@@ -99,7 +104,7 @@ def test_a_run_ends_when_the_loss_no_longer_falls(last, stores, tmp_path):
     said = f"step {ends}: training ends early, after {PATIENCE} evaluations without a validation loss below "
     assert said in ended.errors and checkpoints(run)[-1] == ends
     assert_trees_same(load_run(run).params, load_run(f"{last}@{ends}").params)  # --select last
-    again = run_here("pretrain", *pretrain_arguments(run, stores, *FLAGS, "--patience", PATIENCE))
+    again = run_here("pretrain", *of_two_layers(run, stores, *FLAGS, "--patience", PATIENCE))
     assert again.code == 0 and "is complete" in again.output, again.errors
     assert metrics(run) == {step: loss for step, loss in metrics(last).items() if step <= ends}
 
@@ -127,5 +132,5 @@ def test_another_run_selects_by_its_own_losses(best, stores, tmp_path):
     ],
 )
 def test_a_selection_without_losses_is_refused(flags, said, stores, tmp_path):
-    assert_one_line(run_here("pretrain", *pretrain_arguments(tmp_path / "run", stores, *flags)), 2, said)
+    assert_one_line(run_here("pretrain", *of_two_layers(tmp_path / "run", stores, *flags)), 2, said)
     assert not (tmp_path / "run").exists()

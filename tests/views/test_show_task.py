@@ -11,6 +11,8 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm.text import tokenizer_from_spec
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 TRAIN = [
     {"text": "ba be", "label": "no"},
     {"text": "ba be", "label": "yes"},

@@ -15,6 +15,8 @@ from jaxlm.zero_shot.comparisons import best_threshold
 from jaxlm.zero_shot.model import ZeroShotModel
 from jaxlm.zero_shot.task import Text
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 VARIANTS = ("token", "word")
 
 
