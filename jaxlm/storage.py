@@ -45,7 +45,7 @@ SCHEMES = {
 }
 PATIENCE = 600.0  # seconds
 _LONGEST_WAIT = 30.0  # seconds
-_FIRST_READ, _LARGEST_READ = 1 << 18, 1 << 24  # bytes of a request; sequential reads double them
+_FIRST_READ, _LARGEST_READ = 1 << 20, 1 << 24  # bytes of a request; sequential reads double them
 REQUESTS = 32  # at a time, of those that wait for answers
 COMPOSED = 32  # objects that Google Cloud Storage composes in one request
 PART = 16 << 20  # bytes of a request that writes a part of a larger object
@@ -85,8 +85,8 @@ def entry(place: str) -> Entry:
     if not is_url(place):
         status = os.stat(place)
         return Entry(place, status.st_size, int(status.st_mtime))
-    system = filesystem(place)
-    return _entry(place.partition("://")[0], _answered(place, lambda: system.info(place)))
+    filesystem(place)
+    return _entry(place.partition("://")[0], _answered(place, lambda: _information(place)))
 
 
 def matching(pattern: str) -> list[Entry]:
@@ -105,6 +105,14 @@ def open_place(place: str) -> BinaryIO:
     if not is_url(place):
         return open_regular(Path(place))
     return cast(BinaryIO, io.BufferedReader(_Reader(entry(place)), 1 << 16))
+
+
+def reads(size: int) -> int:
+    """Return the number of requests that read `size` bytes of an object one after the other, see `open_place`."""
+    count, length = 1, _FIRST_READ  # an empty one is asked for its size alone, which is a request too
+    while size > 0:
+        size, length, count = size - length, min(2 * length, _LARGEST_READ), count + 1
+    return count
 
 
 def read_range(place: str, begin: int, end: int) -> bytes:
@@ -132,7 +140,7 @@ def read(place: str, size: int | None = None) -> bytes:
     system = filesystem(place)
 
     def request() -> bytes:
-        size = system.info(place)["size"]  # asked for again in each attempt: the object may be replaced meanwhile
+        size = _information(place)["size"]  # asked for again in each attempt: the object may be replaced meanwhile
         content = cast(bytes, system.cat_file(place, start=0, end=size)) if size else b""
         if len(content) != size:
             raise ShortAnswer(f"it answered with {len(content):,} of {size:,} bytes")
@@ -179,9 +187,9 @@ def is_file(place: str) -> bool:
     """Return True if there is a file or an object of this name, or a device."""
     if (path := local_path(place)) is not None:
         return path.exists() and not path.is_dir()
-    system = filesystem(place)
+    filesystem(place)
     try:
-        return _answered(place, lambda: system.info(place))["type"] == "file"
+        return _answered(place, lambda: _information(place))["type"] == "file"
     except FileNotFoundError:
         return False
 
@@ -311,8 +319,7 @@ def _stream(place: str, content: Callable[[], Iterator[bytes]], size: int) -> No
 
 
 def _check_size(place: str, size: int) -> None:
-    system = filesystem(place)
-    if (found := system.info(place)["size"]) != size:
+    if (found := _information(place)["size"]) != size:
         raise ShortAnswer(f"it has {found:,} of {size:,} bytes")
 
 
@@ -436,6 +443,19 @@ def _answered(place: str, request: Callable[[], Answer]) -> Answer:
                 log.warning("%s does not answer (%s); it is asked again", place, reason(error))
         time.sleep(wait * random.uniform(0.5, 1.0))
         wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _information(place: str) -> dict[str, Any]:
+    """Return what fsspec says of an object, by one request. FileNotFoundError if there is none."""
+    system = filesystem(place)
+    if not place.startswith("gs://"):
+        return cast(dict[str, Any], system.info(place))
+    # gcsfs would also list the bucket, in case the name is that of a folder: a request of another class and price.
+    bucket, _, name = place.removeprefix("gs://").partition("/")
+    if not name:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+    found = system.call("GET", "b/{}/o/{}", bucket, name, json_out=True)
+    return found | {"name": f"{bucket}/{name}", "type": "file", "size": int(found["size"])}
 
 
 def _entry(scheme: str, info: dict[str, Any]) -> Entry:

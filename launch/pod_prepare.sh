@@ -10,6 +10,7 @@ usage: launch/pod_prepare.sh HEAD ARGUMENT ...
 Runs on every worker of a pod, started by launch/tpu_pod.sh. The worker with the address HEAD starts Ray and runs
 `python -m jaxlm.prepare ARGUMENT ...` on it; the others join it and serve until it ends. ~/jaxlm-ray-token has the
 token of the cluster. SIGTERM to the worker HEAD interrupts the preparation.
+~/jaxlm-ray.log has what Ray says on the others.
 Exit codes: those of jaxlm.prepare on HEAD, 0 on the others.
 TEXT
 }
@@ -50,7 +51,8 @@ if [[ " $(hostname -I) " = *" $head "* ]]; then
 fi
 for ((k = 0; k < 120; k++)); do
   if listens; then
-    ray start --address "$head:$port" --disable-usage-stats --block || true # it fails when HEAD ends
+    # It fails when HEAD ends, and then prints all that it knows.
+    ray start --address "$head:$port" --disable-usage-stats --block >"$HOME/jaxlm-ray.log" 2>&1 || true
     exit 0
   fi
   sleep 1

@@ -17,6 +17,7 @@ from jaxlm.data.shards import Job, blocks, encode_documents
 from jaxlm.data.sources import Unit, largest_file, read_unit
 from jaxlm.data.store import token_dtype
 from jaxlm.host import cpu_cores
+from jaxlm.storage import COMPOSED, reads
 from jaxlm.text import Tokenizer
 from jaxlm.wording import byte_size, counted, plain_number
 
@@ -25,8 +26,7 @@ SAMPLE_CHARACTERS = 1 << 16
 
 JOIN_RATE = 100e6  # bytes of arrays per second that one process copies, counts and checks
 PAGE = 1000  # objects in one answer to a list request, of S3 and of Google Cloud Storage
-READ = 8 << 20  # bytes that one get request reads of a source
-COMPOSED = 32  # objects that Google Cloud Storage composes in one request
+CHECKED = 8 << 20  # bytes of an array that one get request reads for its checksums
 
 
 @dataclass(frozen=True)
@@ -147,26 +147,30 @@ def _measured(job: Job, units: Sequence[Unit], tokenizer: Tokenizer) -> Sample:
     )
 
 
-def requests(files: Sequence[int], units: Sequence[Unit], arrays: int, workers: int, training: int) -> dict[str, int]:
+def requests(
+    files: Sequence[int], units: Sequence[Unit], arrays: int, workers: int, training: int, store_bytes: int
+) -> dict[str, int]:
     """Return the requests of a preparation whose sources, shards and store are objects, by their kind.
 
     files: number of each source. arrays: number of those of a shard. training: number of units that are read before, to
     train the tokenizer. list, put and compose are class A operations of Google Cloud Storage, and get is a class B
     operation. On S3 the first three are billed as PUT, COPY, POST and LIST requests. Requests to delete are free.
 
-    list: every worker lists the sources, and the join lists the shards. get: the text, and in the join the counts of
-    each shard and all its arrays except the tokens. put: each shard's arrays and counts, the same arrays again with the
-    store's offsets, and eight files of store and tokenizer. compose: a tree over the parts of each array. Repeated
-    requests and locks are left out.
+    list: every worker lists the sources, and the join lists the shards. get: the text, a look for each shard, and in
+    the join all arrays of each shard except the tokens, and those of the store for their checksums. put: each shard's
+    arrays and counts, the same arrays again with the store's offsets, and eight files of store and tokenizer. compose:
+    a tree over the parts of each array. Repeated requests and locks are left out.
     """
-    reads = [max(len(unit.slices), math.ceil(unit.size / READ)) for unit in units]
+    opened = [len(unit.slices) * reads(unit.size // max(1, len(unit.slices))) for unit in units]
     pages = sum(math.ceil(count / PAGE) for count in files)
     rewritten = len(units) * (arrays - 1)
+    trained = math.ceil(sum(opened) * training / len(units))
+    tokenizers = 4 * (workers + 1)  # of two files: their size and content
     return {
         "list": workers * pages + math.ceil(len(units) * (arrays + 1) / PAGE),
         "put": len(units) * (arrays + 1) + rewritten + 8,
         "compose": arrays * math.ceil((len(units) - 1) / (COMPOSED - 1)),
-        "get": sum(reads) + math.ceil(sum(reads) * training / len(units)) + len(units) + rewritten + 2 * workers,
+        "get": sum(opened) + trained + len(units) + rewritten + math.ceil(store_bytes / CHECKED) + tokenizers,
     }
 
 

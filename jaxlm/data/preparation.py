@@ -169,7 +169,8 @@ def estimate_only(config: PrepareConfig, messages: Output = STANDARD) -> dict[st
     found = estimated(job, units, tokenizer, workers, training)
     _say(found, config.output, messages)
     trained = len(units) if training else 0
-    asked = requests([one.get("files", 0) for one in inputs], units, len(job.files), workers, trained)
+    files = [one.get("files", 0) for one in inputs]
+    asked = requests(files, units, len(job.files), workers, trained, found.store_bytes)
     for line in in_words(found, asked):
         messages.say(line)
     own = {"core_hours": found.core_hours, "hosts": found.hosts, "minutes": found.minutes}

@@ -88,15 +88,15 @@ def test_requests_are_counted_as_written():
     """The reference is a count by hand. Fails if a kind of object or a page of a list is left out."""
     file = Entry("a", 1, 0)
     units = [Unit(0, (Slice(file, 0, None), Slice(file, 0, None)), 2 << 20), Unit(1, (Slice(file, 0, None),), 17 << 20)]
-    # A shard has two arrays and counts. Reads: two slices, and three of 8 MiB.
-    assert requests([1001, 1], units, 2, 4, 2) == {
+    # A shard has two arrays and counts. An open asks for the size, and reads 1, 2, 4 … MiB.
+    assert requests([1001, 1], units, 2, 4, 2, 9 << 20) == {
         "list": 4 * (2 + 1) + 1,
         "put": 2 * 3 + 2 + 8,
         "compose": 2,
-        "get": 5 + 5 + 2 + 2 + 2 * 4,
+        "get": (2 * 2 + 6) * 2 + 2 + 2 + 2 + 4 * 5,
     }
     many = [units[0]] * 33
-    assert requests([1], many, 1, 1, 0)["compose"] == 2, "one request composes at most 32 objects"
+    assert requests([1], many, 1, 1, 0, 0)["compose"] == 2, "one request composes at most 32 objects"
 
 
 def test_a_part_has_no_estimate_of_its_own(corpus):

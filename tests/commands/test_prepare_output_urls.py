@@ -25,7 +25,7 @@ from jaxlm.data.config import Windows
 from jaxlm.data.layouts.layout import Reading
 from jaxlm.data.loader import batch_at, phased_rows
 from jaxlm.data.object_lock import ObjectLock
-from jaxlm.data.preparation import PrepareConfig, encode_part, prepare
+from jaxlm.data.preparation import PrepareConfig, encode_part, prepare, prepare_store
 from jaxlm.data.shards import make_shard
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError, RunError
@@ -82,6 +82,26 @@ def test_a_store_at_a_url_has_the_bytes_of_a_local_one(corpus, cloud, tokenizer)
     rows = [phased_rows(Windows(), Reading([store], length=32, batch_size=8, seed=1), 10) for store in (local, remote)]
     here, there = (batch_at(each, 3, 8) for each in rows)
     np.testing.assert_equal(dataclasses.asdict(there), dataclasses.asdict(here))
+
+
+def test_requests_are_those_of_the_estimate(corpus, cloud, monkeypatch):
+    """The reference is what the stand-in was asked for. Fails if an object is listed, or asked for, once too often."""
+    monkeypatch.setattr(storage, "COMPOSED", 32)
+    monkeypatch.setattr(object_lock, "RENEWED", 60.0)
+    (cloud / "bucket/books").mkdir()
+    for number in range(30):
+        (cloud / f"bucket/books/{number}.txt").write_text("A text of its own.\n" * 100)
+    config = replace(corpus, source=("text:gs://bucket/books/*.txt",), tokenizer="bytes", unit_bytes=1000)
+    asked = prepare_store(**vars(replace(config, estimate=True)))["requests"]
+    before = len(requests(cloud))
+    prepare(config)
+    found = [(method, name) for method, name, _ in requests(cloud)[before:]]
+    lists = found.count(("GET", "bucket/o"))
+    assert lists <= 10
+    assert sum(method == "POST" for method, _ in found) == pytest.approx(asked["put"] + asked["compose"], rel=0.1)
+    of_units = [name for method, name in found if method == "GET" and ("/books/" in name or "/shards/" in name)]
+    rest = asked["get"] - 4 * 2  # without the tokenizer's two files, for two processes
+    assert 0 <= len(of_units) - rest <= 20, "the command reads the estimate's sample of 8 units besides"
 
 
 @pytest.mark.parametrize("fault", [{"fail": 30, "cut": 23}, {"drop": 37}], ids=["fail-cut", "drop"])

@@ -40,6 +40,16 @@ def test_a_command_that_fails_is_tried_again(cloud):
     assert len(cloud.started()) == 2
 
 
+def test_a_pod_that_is_taken_away_is_asked_for_again(cloud):
+    """Fails if the command does not run again on the new pod, or a cluster outlives its pod."""
+    cloud.plan("preempt", "complete")
+    code, _, errors = cloud.run("prepare", *POD, "--spot", "--retries", "0", *COMMAND, *OUTPUT)
+    assert code == 0 and errors.count("was preempted") == 1, errors
+    assert [verb for verb in cloud.verbs() if verb in ("create", "delete")] == ["create", "delete"] * 2
+    assert len(cloud.started()) == 2 and not (cloud.root / "ray-pid").exists()
+    assert (cloud.root / "ray").read_text().count("start --head") == 2
+
+
 def test_stop_interrupts_the_command_and_its_cluster(cloud):
     cloud.plan("run")
     following = cloud.start("prepare", *POD, *COMMAND, *OUTPUT)

@@ -238,6 +238,9 @@ class Cloud:
         for pid in filter(None, map(self.trainer, self.homes(node, worker))):
             os.killpg(os.getpgid(pid), signal.SIGKILL)
             self.wait(lambda pid=pid: not alive(pid))
+        if (ray := self.root / "ray-pid").exists():  # of the head, in a process group of its own
+            os.kill(int(ray.read_text()), signal.SIGKILL)
+            ray.unlink()
 
     def trainer(self, home: Path) -> int | None:
         """Return the process of a worker's job, None where none runs."""

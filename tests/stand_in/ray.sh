@@ -17,7 +17,7 @@ while True: listener.accept()[0].close()" "$4" >/dev/null 2>&1 &
     ;;
   "stop --force")
     # The others join while a real head starts.
-    until [ "$(grep -c -- --address "$STAND_IN/ray")" -ge "$(grep -c -- --head "$STAND_IN/ray")" ]; do sleep 0.1; done
+    until grep -q -- "$RAY_AUTH_TOKEN: start --address" "$STAND_IN/ray"; do sleep 0.1; done
     kill "$(cat "$STAND_IN/ray-pid")"
     rm "$STAND_IN/ray-pid"
     ;;

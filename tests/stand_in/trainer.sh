@@ -13,7 +13,8 @@ case "$played" in
     ;;
   abort) kill -ABRT $$ ;;
   preempt)
-    [ "$(basename "$HOME")" != worker-1 ] || gcloud play preempt
+    # A preparation runs on worker-0 alone.
+    [[ "$(basename "$HOME")" != worker-1 && "$*" != *jaxlm.prepare* ]] || gcloud play preempt
     sleep 60
     ;;
   suspend)
