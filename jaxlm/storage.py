@@ -216,7 +216,7 @@ def new_files(places: Sequence[str]) -> Iterator[list[BinaryIO]]:
             return
         files = [stack.enter_context(tempfile.SpooledTemporaryFile(PART)) for _ in places]
         yield cast(list[BinaryIO], files)
-        for _ in in_order(_send, zip(places, files, strict=True)):
+        for _ in in_order(lambda pair: send(*pair), zip(places, files, strict=True)):
             pass
 
 
@@ -279,9 +279,9 @@ def _compose(request: tuple[str, list[tuple[str, int]]]) -> tuple[str, int]:
     return place, size
 
 
-def _send(request: tuple[str, IO[bytes]]) -> None:
-    place, file = request
-    size = file.tell()
+def send(place: str, file: IO[bytes]) -> None:
+    """Write an object whole, whose content is that of an open file."""
+    size = file.seek(0, os.SEEK_END)
 
     def content() -> Iterator[bytes]:
         file.seek(0)

@@ -7,7 +7,8 @@ by chunk as they are read. A plan is a folder with
     NAME.bin         an array, little-endian
     NAME.crc.npy     the checksums of its chunks
 which gets its name when it is complete. Processes that make the same plan at the same time each make it, and one of
-them is kept.
+them is kept. The plan of a store at a URL lies in the cache of the store. The first process that may write to the URL
+sends it there, and other machines copy it.
 """
 
 import contextlib
@@ -27,9 +28,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxlm import storage
 from jaxlm.data.arrays import CHUNK, CheckedArray
 from jaxlm.data.store import Section, Store
-from jaxlm.errors import InputError
+from jaxlm.errors import InputError, RunError, one_line
 from jaxlm.files import read_signed, rename_synced, write_json
 from jaxlm.host import user_cache
 from jaxlm.progress import duration
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 # Documents, or sentences, of a section from which on its plan is kept in files.
 KEPT_FROM = 1 << 23
 FOLDER = "plans"
-_DESCRIPTION, _LOCK = "plan.json", "lock"
+_DESCRIPTION, _LOCK, _SENDER = "plan.json", "lock", "sender"
 _EVERY = 30.0  # seconds between two lines of progress
 _SCHEME = 1  # changes when the same store and options give other arrays
 
@@ -79,9 +81,12 @@ def plan_of(store: Store, section: Section, options: dict[str, Any], make: Make)
     name = f"{options['kind']}-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]}"
     own = store.path / FOLDER / name
     shared = user_cache() / FOLDER / name
+    url = f"{store.remote.url}/{FOLDER}/{name}" if store.remote else None
     for folder in (own, shared):
         if (found := _read(folder, identity)) is not None:
             return found
+    if url and (found := _fetched(url, own, identity)) is not None:
+        return found
     reason = None
     for folder in (own, shared):
         try:
@@ -91,6 +96,8 @@ def plan_of(store: Store, section: Section, options: dict[str, Any], make: Make)
             reason = error
         else:
             if (found := _read(folder, identity)) is not None:
+                if url:
+                    _send(folder, url)
                 return found
     raise InputError(f"the plan of the rows needs a folder to write to, {own} or {shared}: {reason}; make room for it")
 
@@ -110,6 +117,38 @@ def _read(folder: Path, identity: dict[str, Any]) -> Plan | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Plan(found["numbers"], arrays)
+
+
+def _fetched(url: str, folder: Path, identity: dict[str, Any]) -> Plan | None:
+    """Return a plan that was copied from a URL to a folder, or None if there is none that can be read."""
+    try:
+        found = {Path(entry.place).name: entry for entry in storage.matching(f"{url}/*")}
+        if _DESCRIPTION not in found:
+            return None
+        log.info("copying the plan of the rows from %s to %s", url, folder.parent)
+        with _temporary(folder) as partial:
+            for name, entry in found.items():
+                with (partial / name).open("wb") as file:
+                    file.writelines(storage.blocks([(entry.place, entry.size)]))
+            for name in read_signed(partial / _DESCRIPTION)["arrays"]:
+                (partial / f"{name}.bin").stat()  # a file that is missing is an error here
+    except (OSError, ValueError, KeyError, InputError, RunError) as error:  # the plan is made here instead
+        log.warning("the plan at %s cannot be read: %s", url, one_line(error))
+        return None
+    return _read(folder, identity)
+
+
+def _send(folder: Path, url: str) -> None:
+    """Write the files of a plan below a URL, the description last; one process does, if the URL may be written."""
+    try:
+        if not storage.create(f"{url}/{_SENDER}", f"{socket.gethostname()} {os.getpid()} {time.time()}".encode()):
+            return
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == _DESCRIPTION):
+            if path.name != _LOCK:
+                with path.open("rb") as file:
+                    storage.send(f"{url}/{path.name}", file)
+    except (OSError, InputError, RunError) as error:
+        log.info("the plan of the rows stays on this machine: %s", one_line(error))
 
 
 def _remedy(folder: Path) -> str:

@@ -4,6 +4,7 @@ Fails when a plan is taken for that of another store, section or option, or when
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jaxlm.data import plan_files
 from jaxlm.data.arrays import DamagedStore
 from jaxlm.data.layouts.packed import Packed
 from jaxlm.data.layouts.pairs import SentencePairs
+from jaxlm.data.remote_store import Cache
 from jaxlm.data.store import open_store
 
 LAYOUTS = [(Packed(), 16), (SentencePairs(), 24)]
@@ -37,10 +39,10 @@ def in_files(monkeypatch, tmp_path):
     monkeypatch.setattr(plan_files, "user_cache", lambda: tmp_path / "cache")
 
 
-def rows_of(path: Path, layout, length: int) -> list[np.ndarray]:
+def rows_of(path: Path | str, layout, length: int, cache: Cache | None = None) -> list[np.ndarray]:
     """All arrays of all rows of an epoch."""
     found = []
-    for source in layout.sources([open_store(path)], length=length, seed=0):
+    for source in layout.sources([open_store(path, cache)], length=length, seed=0):
         batch = layout.empty(source.rows, length, [source])
         for row in range(source.rows):
             source.fill(row, batch, row, 0)
@@ -95,12 +97,37 @@ def test_a_folder_that_cannot_be_written_leaves_the_plan_to_the_cache(store, in_
     assert_same(rows_of(store, Packed(), 16), expected)
 
 
+def test_the_plan_of_a_store_at_a_url_is_made_once_for_all_machines(store, tmp_path, cloud, monkeypatch, request):
+    """The reference is the local store. Fails if another machine makes the plan again, or a bucket must be written."""
+    expected = rows_of(store, Packed(), 16)
+    request.getfixturevalue("in_files")
+    for bucket in ("bucket", "fixed"):
+        shutil.copytree(store, cloud / bucket / "store")
+
+    def rows(bucket: str, machine: str) -> list[np.ndarray]:
+        return rows_of(f"gs://{bucket}/store", Packed(), 16, Cache(str(tmp_path / machine)))
+
+    assert_same(rows("fixed", "one"), expected)
+    assert not (cloud / "fixed/store/plans").exists()
+    assert_same(rows("bucket", "two"), expected)
+    sent = sorted(path.name for path in (cloud / "bucket/store/plans").glob("*/*"))
+    arrays = [f"{name}.{kind}" for name in ("full_starts", "starts") for kind in ("bin", "crc.npy")]
+    assert sent == sorted(["plan.json", "sender", *arrays] * 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(plan_files, "_write", None)  # making one would fail
+        assert_same(rows("bucket", "three"), expected)
+    for file in (cloud / "bucket/store/plans").glob("*/starts.bin"):
+        file.unlink()  # as a removal that was cut short
+    assert_same(rows("bucket", "four"), expected)
+
+
 def test_what_a_killed_process_left_is_removed(store, in_files):
     program = f"""
 import os, signal
 from pathlib import Path
 from jaxlm.data import plan_files
 from jaxlm.data.layouts.packed import Packed
+from jaxlm.data.remote_store import Cache
 from jaxlm.data.store import open_store
 plan_files.KEPT_FROM = 1
 plan_files.write_json = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
