@@ -97,9 +97,10 @@ def test_ten_steps_of_adafactor(name):
         state, _ = step(state, batch, settings)
     found = case.to_flat(jax.tree.map(np.asarray, state.params))
     # Each parameter moves by 0.01 to 0.03. An element whose gradient is nearly 0 moves as far as the others, in a
-    # direction that rounding decides: PyTorch's own steps in float32 and float64 differ by 3e-5.
+    # direction that rounding decides: PyTorch's own steps in float32 and float64 differ by 3e-5, and XLA's on a
+    # processor with AMX differ from PyTorch's by 1.4e-4.
     for key, value in expected(name, "adafactor").items():
-        assert np.abs(found[key] - value).max() < 1e-4, key
+        assert np.abs(found[key] - value).max() < 3e-4, key
 
 
 def test_buckets_are_the_originals():
