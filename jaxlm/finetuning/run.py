@@ -178,7 +178,7 @@ def _finetune(arguments: FinetuneArguments, given: set[str], observer: Observer)
             return summary
         run.save_tokenizer(planned.tokenizer)
         first_process_decides(lambda: write_json(run.path / "task.json", task.to_json(), signed=True))
-        versions = filter(None, [run.version_note()])  # before this start is recorded
+        versions = run.version_notes()  # before this start is recorded
         run.record_start(started_from=None if source is None else f"parameters of {source.name}", mesh=dict(mesh.shape))
         notes = (
             *planned.notes,

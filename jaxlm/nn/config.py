@@ -91,9 +91,6 @@ class Execution:
     """Chunks of the length in which the vocabulary projection and its loss are computed. More chunks need less memory.
     0: one chunk, and on the CPU as many as let the logits of one fit its cache."""
 
-    dropout_bits: Literal["threefry", "rbg"] = "threefry"
-    """PRNG for dropout. threefry: the masks are the same on every mesh. rbg: hardware generator, faster, but the masks
-    depend on the mesh and on training several trials at once."""
     gradient_sums: Literal["arithmetic", "float32"] = "arithmetic"
     """dtype in which the gradients of the blocks' weights are all-reduced. arithmetic: the compute dtype. float32:
     twice the traffic. The biases of queries, keys and values follow their weights. All other gradients are float32."""
@@ -117,8 +114,6 @@ class Execution:
                 if _platform() == "gpu"
                 else f"execution.deterministic has no effect on a {_platform()}: it selects options of XLA for GPUs"
             )
-        if self.dropout_bits == "rbg":
-            found.append("dropout bits by rbg: they depend on the mesh, and on training several trials at once")
         return tuple(found)
 
     def gradient_dtype(self) -> "np.dtype":

@@ -20,35 +20,35 @@ from flax import linen as nn
 from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.nn.config import STEPS, ActivationName, Execution
+from jaxlm.nn.dropout_masks import mask, threshold
 
 Activation = ActivationName | Literal["relu"]
 SUMMED_AT_ONCE = 8192  # rows from which on XLA's GPU compiler itself sums in two stages
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, shared_axes: tuple[int, ...] = ()) -> jax.Array:
+def dropout(
+    x: jax.Array,
+    rate: float,
+    key: jax.Array | None,
+    *,
+    shared_axes: tuple[int, ...] = (),
+    first: int = 0,
+    of_rows: bool = True,
+) -> jax.Array:
     """Zero each element with probability `rate` and scale the rest by 1 / (1 - rate); `key` None keeps `x` as it is.
 
-    Along `shared_axes` all elements share one sample.
+    x: (rows, ..., positions, width), (rows, width) or, with of_rows False, a parameter. Along `shared_axes` all
+    elements share one sample. first: the first of the positions. See `mask` in `jaxlm/nn/dropout_masks.py`.
     """
     if key is None or rate == 0.0:
         return x
-    shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
-    threshold = round(rate * STEPS)  # an element is dropped if its 16 bits are below
-    keep = random_halves(key, shape) >= jnp.uint16(threshold)
-    return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold), x.dtype), jnp.zeros((), x.dtype))
+    keep = mask(key, x.shape, rate, shared_axes=shared_axes, first=first, of_rows=of_rows)
+    return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold(rate)), x.dtype), jnp.zeros((), x.dtype))
 
 
 def fold(key: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
     """Return the key for use number `number` of `key`; None stays None."""
     return None if key is None else jax.random.fold_in(key, number)
-
-
-def random_halves(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return uniform uint16 of `shape`, two per 32-bit sample if the last axis is even: its halves, low and high."""
-    if not shape or shape[-1] % 2:
-        return jax.random.bits(key, shape, jnp.uint16)
-    words = jax.random.bits(key, (*shape[:-1], shape[-1] // 2), jnp.uint32)
-    return jnp.concatenate([words.astype(jnp.uint16), (words >> 16).astype(jnp.uint16)], axis=-1)
 
 
 def activate(x: jax.Array, name: Activation) -> jax.Array:

@@ -13,7 +13,6 @@ it.
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +25,7 @@ from jaxlm.distributed.mesh import current_spec, with_axes
 from jaxlm.errors import RunError
 from jaxlm.host import installed, user_cache
 from jaxlm.nn.config import Backend, Execution
-from jaxlm.nn.layers import Activation, activate, dropout, fold, project, project_heads, project_to_heads
+from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
 
 LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
 LARGEST_BLOCK = 512  # queries, or keys, per block
@@ -42,6 +41,25 @@ KERNELS: dict[str, Backend] = {"tpu": "splash", "gpu": "cudnn"}
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
 
 
+class WeightDropout(NamedTuple):
+    """Dropout of attention weights (B, H, L, S). rate: see `dropout`. key: None for none.
+
+    shared_axes: those along which all weights share one sample. first: the position of the first query.
+    """
+
+    rate: float = 0.0
+    key: Any = None
+    shared_axes: tuple[int, ...] = ()
+    first: int = 0
+
+    def apply(self, weights_BHLS: jax.Array) -> jax.Array:
+        """Return the weights after the dropout."""
+        return dropout(weights_BHLS, self.rate, self.key, shared_axes=self.shared_axes, first=self.first)
+
+
+NO_DROPOUT = WeightDropout()
+
+
 def attend(
     q_BHLK: jax.Array,
     k_BHSK: jax.Array,
@@ -53,9 +71,7 @@ def attend(
     bias_BHLS: jax.Array | None = None,
     scale: float | None = None,
     query_offset: jax.Array | int = 0,
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
-    dropout_shared: tuple[int, ...] = (),
+    drop: WeightDropout = NO_DROPOUT,
     backend: Backend = "auto",
 ) -> jax.Array:
     """Return softmax(scale q k + bias) v: (B, H, L, K), heads ahead of positions, in the dtype of `q_BHLK`.
@@ -64,7 +80,7 @@ def attend(
     query attends to keys of its own segment only; segment 0 is padding; None: one segment. key_segments_BS: the
     segments of the keys, where these are other tokens than the queries (cross-attention, memory); None: `segments_BL`.
     bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given.
-    dropout_shared: axes of the weights (B, H, L, S) along which a dropout mask is shared. The softmax is float32.
+    The softmax is float32.
     backend auto: splash on a TPU, cudnn on a GPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
@@ -74,8 +90,8 @@ def attend(
         backend = "xla"
     if backend != "xla":
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
-        dropped = dropout_rate if dropout_key is not None else 0.0
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
+        dropped = 0.0 if drop.key is None else drop.rate
         if (reason := _unsupported(backend, q_BHLK, decoding, dropped, plain)) is not None:
             _log_once(f"attention by xla, not {backend}: {reason}")
         elif backend == "splash":
@@ -87,20 +103,20 @@ def attend(
         elif backend != "cudnn":
             raise ValueError(f"backend must be auto, xla, splash or cudnn, got {backend!r}")
     length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
-    drop = functools.partial(dropout, rate=dropout_rate, shared_axes=dropout_shared)
     square = length == num_keys and key_segments_BS is None and bias_BHLS is None
     divided = causal and square and isinstance(query_offset, int) and devices.platform() == "cpu"
     blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK)) if divided else 1
     if blocks == 1:
         mask = attention_mask(length, num_keys, causal, segments_BL, segments_BS, query_offset)
-        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, functools.partial(drop, key=dropout_key))
+        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop)
     outputs = []
     for number in range(blocks):
         first, end = number * length // blocks, (number + 1) * length // blocks
         own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
         q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
-        mask, key = attention_mask(end - first, end, causal, own, seen, first), fold(dropout_key, number)
-        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, functools.partial(drop, key=key)))
+        mask = attention_mask(end - first, end, causal, own, seen, first)
+        of_block = drop._replace(first=drop.first + first)
+        outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, of_block))
     return jnp.concatenate(outputs, axis=2)
 
 
@@ -259,7 +275,7 @@ def _log_once(sentence: str) -> None:
     log.info(sentence)
 
 
-def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop: WeightDropout) -> jax.Array:
     scores_BHLS = jnp.einsum("bhlk,bhsk->bhls", q_BHLK, k_BHSK, preferred_element_type=jnp.float32)
     scores_BHLS = scores_BHLS * (q_BHLK.shape[-1] ** -0.5 if scale is None else scale)
     if bias_BHLS is not None:
@@ -267,7 +283,7 @@ def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop: Callable[[jax.
     if mask is not None:
         scores_BHLS = jnp.where(mask, scores_BHLS, MASKED)
     weights_BHLS = jax.nn.softmax(scores_BHLS, axis=-1).astype(v_BHSK.dtype)
-    return jnp.einsum("bhls,bhsk->bhlk", drop(weights_BHLS), v_BHSK)
+    return jnp.einsum("bhls,bhsk->bhlk", drop.apply(weights_BHLS), v_BHSK)
 
 
 def transformer_flops(config: Any, length: int, vocabulary: float, seen: float = 0.5) -> float:
@@ -339,8 +355,7 @@ class SelfAttention(nn.Module):
             causal=self.causal,
             segments_BL=segments_BL,
             query_offset=0 if cache is None else first_B,
-            dropout_rate=config.attention_dropout_rate,
-            dropout_key=key,
+            drop=WeightDropout(config.attention_dropout_rate, key),
             backend=self.execution.attention_backend(config.num_layers),
         )
         return project_heads(a_BHLK, kernel_out, bias_out, names_out, self.execution), cache

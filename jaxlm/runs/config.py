@@ -50,6 +50,7 @@ ADDED_OPTIONS: dict[str, Any] = {
     "model.input_feed_forward_dropout_rate": 0.5,
     "model.adaptive.clusters": "projected",  # where it makes a difference, unprojected: see `upgraded`
 }
+_MASKS = "dropout_bits"  # the option that earlier versions had, of `execution`
 # The same for all fields.
 ADDED_FIELDS = dict.fromkeys(f"fingerprints.{name}" for name in ("validation", "unlabelled", "word_vectors"))
 ADDED_FIELDS |= ADDED_OPTIONS
@@ -58,13 +59,23 @@ ADDED_FIELDS |= ADDED_OPTIONS
 def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config in the current format.
 
-    Earlier versions scored the tails of an adaptive softmax from states that did not go through a projection.
+    Earlier versions scored the tails of an adaptive softmax from states that did not go through a projection. They had
+    other dropout masks, and an option for their generator.
     """
+    execution = config.get("execution")
+    if isinstance(execution, dict) and _MASKS in execution:
+        config = {**config, "execution": {name: value for name, value in execution.items() if name != _MASKS}}
     model = config.get("model")
     adaptive = model.get("adaptive") if isinstance(model, dict) else None
     if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
         return _with_missing(config, ("model", "adaptive", "clusters"), "unprojected")
     return dict(config)
+
+
+def has_earlier_masks(config: Mapping[str, Any]) -> bool:
+    """Return True for the config.json, as it was read, of a run with the dropout masks of earlier versions."""
+    rates = (value for name, value in flat(config).items() if name.endswith("dropout_rate"))
+    return _MASKS in (config.get("execution") or {}) and any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,16 @@ from jaxlm.errors import InputError, RunError
 from jaxlm.files import parse_json, read_object, read_regular, rename_synced, write_json
 from jaxlm.host import LockHeld, compiler_changes, cpu_cores, lock_file, recorded
 from jaxlm.runs import text_log
-from jaxlm.runs.config import ADDED_FIELDS, ADDED_OPTIONS, differing, flat, in_words, shown, upgraded
+from jaxlm.runs.config import (
+    ADDED_FIELDS,
+    ADDED_OPTIONS,
+    differing,
+    flat,
+    has_earlier_masks,
+    in_words,
+    shown,
+    upgraded,
+)
 from jaxlm.runs.remote import LOCK, Mirror, entries
 from jaxlm.storage import is_url
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -59,6 +68,7 @@ class RunDirectory:
         self.root = epath.Path(place) if self._mirror is None else self._mirror.root
         self._lock: TextIO | None = None
         self._writes = False
+        self._has_earlier_masks = False
 
     @functools.cached_property
     def path(self) -> Path:
@@ -163,8 +173,12 @@ class RunDirectory:
         first_process_decides(append)
         return start
 
-    def version_note(self) -> str | None:
-        """Return a sentence if JAX or a compiler has another version than at the last recorded start, else None."""
+    def version_notes(self) -> list[str]:
+        """Return sentences on what differs from the last recorded start: JAX or a compiler, and the dropout masks."""
+        masks = "the dropout masks of earlier versions are not made any more; the run goes on with other ones"
+        return [*filter(None, [self._compiler_note()]), *([masks] if self._has_earlier_masks else [])]
+
+    def _compiler_note(self) -> str | None:
         starts = self.starts()
         before = starts[-1].get("versions") if starts else None
         changes = compiler_changes(before, recorded()) if isinstance(before, dict) else []
@@ -292,6 +306,7 @@ class RunDirectory:
         if known := config_file.exists():
             self.__dict__.pop("config", None)
             saved = flat(self.config)
+            self._has_earlier_masks = has_earlier_masks(read_object(config_file))
             asked = flat(given)
             kept = {name for name, value in ADDED_OPTIONS.items() if asked.get(name, value) != value}
             given = _without(given, [name for name in ADDED_FIELDS if name not in saved and name not in kept])

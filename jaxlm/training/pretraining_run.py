@@ -283,7 +283,7 @@ def _train(
         raise InputError(f"num_steps must be above {first_step}, the step of {origin}, got {num_steps}; ask for more")
     ready.compile_ahead(first_step)
     started_from = None if origin == "from scratch" else origin
-    notes = [*notes, *more, *filter(None, [run.version_note()])]  # before this start is recorded
+    notes = [*notes, *more, *run.version_notes()]  # before this start is recorded
     run.record_start(started_from=started_from, backend=jax.default_backend(), mesh=dict(ready.mesh.shape))
     recorder = Recorder(
         run,

@@ -121,7 +121,6 @@ def make_program(learner: Learner, config: PretrainConfig | FinetuneConfig, mesh
         optimizer,
         average_of=config.ema_of,
         micro_batches=config.micro_batches,
-        dropout_bits=config.execution.dropout_bits,
         stacks=tuple(learner.model.family.stacks),
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)

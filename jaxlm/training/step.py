@@ -13,6 +13,7 @@ norm is kept as infinity, which no median contains. MOST of them in a row are no
 and ends the run. Chowdhery et al. (2022, PaLM, section 5.1) skip batches around a spike by hand.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.devices import rarely
 from jaxlm.distributed.mesh import batch_sharding, state_shardings
+from jaxlm.nn.dropout_masks import micro_batch
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.loss_scale import LossScale, first_scale
 from jaxlm.training.optimizer import Optimizer, OptimizerConfig, Schedule, schedule_of, with_untrained_kept
@@ -193,7 +195,6 @@ def state_of(saved: dict[str, Any], *, seed: jax.Array, halted: jax.Array) -> Tr
 
 
 Metrics = dict[str, Any]
-_GENERATORS = {"threefry": "threefry2x32", "rbg": "rbg"}  # JAX's names
 
 
 class Settings(NamedTuple):
@@ -234,13 +235,13 @@ def make_train_step(
     *,
     average_of: AverageOf = "after",
     micro_batches: int = 1,
-    dropout_bits: Literal["threefry", "rbg"] = "threefry",
     stacks: Sequence[str] = (),
 ) -> Callable[[TrainState, Any, Settings], tuple[TrainState, Metrics]]:
     """Return (state, batch, settings) -> (state, metrics): one update from the gradient over the global batch.
 
-    Dropout keys are derived from (state.seed, state.step, micro-batch). The weights of all loss terms are computed on
-    the whole batch before it is split, so the gradient does not depend on the split. The rows of the carry are split
+    Dropout keys are derived from (state.seed, state.step), masks number the rows of the global batch, and the weights
+    of all loss terms are computed on the whole batch before it is split, so the gradient does not depend on the split.
+    The rows of the carry are split
     alike. A loss or gradient norm that is not finite leaves the state unchanged except for `halted`, and turns all
     later steps into no-ops, unless it is skipped as a spike. A skipped spike changes the step, the recent norms and, if
     it is finite, the carry only. An overflow, of a state with a loss scale, changes the step, the scale and, if the
@@ -260,7 +261,7 @@ def make_train_step(
         objective = objectives.of(batch)
         prepared = objective.prepare(batch)
         num_steps = settings.schedule.num_steps
-        loss, means, carry, gradient = _gradient(objective, state, prepared, num_steps, micro_batches, dropout_bits)
+        loss, means, carry, gradient = _gradient(objective, state, prepared, num_steps, micro_batches)
         stage = optimizer.stage_of(state.step, settings.stage_steps)
         gradient = optimizer.mask_frozen_stage(gradient, stage)
         norm = optax.tree.norm(optimizer.trainable(gradient))
@@ -327,7 +328,7 @@ def make_train_step(
 
 
 def _gradient(
-    objective: Objective, state: TrainState, prepared: Any, num_steps: Any, micro_batches: int, dropout_bits: str
+    objective: Objective, state: TrainState, prepared: Any, num_steps: Any, micro_batches: int
 ) -> tuple[jax.Array, Metrics, Any, Any]:
     """Return the loss over the whole batch, its terms and metrics, the carry after it, and the gradient.
 
@@ -335,10 +336,13 @@ def _gradient(
     """
     scale = None if state.loss_scale is None else state.loss_scale.scale
     weights = objective.weights(prepared)
-    key = jax.random.fold_in(jax.random.key(state.seed, impl=_GENERATORS[dropout_bits]), state.step)
+    key = jax.random.fold_in(jax.random.key(state.seed, impl="threefry2x32"), state.step)
+    key = jax.random.fold_in(key, 0)  # the key of the only micro-batch in earlier versions
 
     def loss_of(params: Any, part: Any, carry: Any, number: Any) -> tuple[jax.Array, tuple[Any, Sums, Any]]:
-        sums, carry = objective.sums(params, part, carry, jax.random.fold_in(key, number))
+        rows = jax.tree.leaves(part)[0].shape[0]
+        with micro_batch(number, micro_batches, rows) if micro_batches > 1 else contextlib.nullcontext():
+            sums, carry = objective.sums(params, part, carry, key)
         factors = {name: objective.coefficient(name, state.step, num_steps) for name in objective.coefficients}
         terms = [jnp.sum(factor * mean(sums[name], weights[name])) for name, factor in factors.items()]
         loss = jnp.sum(jnp.stack(terms))

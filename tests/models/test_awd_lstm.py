@@ -57,11 +57,11 @@ def test_each_mask_is_drawn_once_with_its_rate_and_key(model, params, monkeypatc
     drawn = []
     original = awd_lstm.dropout
 
-    def recorded(x, rate, key, *, shared_axes=()):
+    def recorded(x, rate, key, *, shared_axes=(), of_rows=True):
         if key is not None:
             shape = tuple(1 if axis in shared_axes else size for axis, size in enumerate(x.shape))
             drawn.append((shape, rate, jax.random.key_data(key).tolist()))
-        return original(x, rate, key, shared_axes=shared_axes)
+        return original(x, rate, key, shared_axes=shared_axes, of_rows=of_rows)
 
     monkeypatch.setattr(awd_lstm, "dropout", recorded)
     ids, rates = ids_of(4, 5), iter([0.11, 0.21, 0.31, 0.41, 0.51])

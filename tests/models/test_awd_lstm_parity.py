@@ -92,7 +92,7 @@ def with_masks(monkeypatch, masks: list[np.ndarray]) -> None:
     """Make the model multiply by these masks where it draws its own, in their order, once per pass."""
     drawn = []
 
-    def dropout(x, rate, key, *, shared_axes=()):
+    def dropout(x, rate, key, *, shared_axes=(), of_rows=True):
         if key is None:  # the parameters' shapes are asked for
             return x
         mask = masks[len(drawn) % len(masks)]

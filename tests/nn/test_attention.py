@@ -12,8 +12,8 @@ from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import RunError
 from jaxlm.nn import transformer
-from jaxlm.nn.layers import dropout, random_halves
-from jaxlm.nn.transformer import attend
+from jaxlm.nn.layers import dropout
+from jaxlm.nn.transformer import WeightDropout, attend
 
 B, H, L, K = 2, 3, 7, 4
 
@@ -66,7 +66,7 @@ def test_each_block_drops_weights_of_its_own(monkeypatch):
     length, rate = 64, 0.25
     monkeypatch.setattr("jaxlm.nn.transformer.SMALLEST_BLOCK", 16)
     q, v = jnp.zeros((8, 4, length, 2)), jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))
-    drop = jax.jit(lambda q, v, key: attend(q, q, v, causal=True, dropout_rate=rate, dropout_key=key))
+    drop = jax.jit(lambda q, v, key: attend(q, q, v, causal=True, drop=WeightDropout(rate, key)))
     weights = np.asarray(drop(q, v, jax.random.key(3)))
     seen = np.tril(np.ones((length, length), bool))
     kept = (weights > 0)[:, :, seen]
@@ -186,7 +186,7 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "platform", "options", "why"),
     [
-        ("splash", "tpu", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "only xla drops weights"),
+        ("splash", "tpu", {"drop": WeightDropout(0.1, jax.random.key(0))}, "only xla drops weights"),
         ("auto", "tpu", {"query_offset": jnp.int32(3)}, "decodes with a cache"),
         ("auto", "tpu", {}, "length 7 is not a multiple of 128"),
         ("splash", "gpu", {}, "splash needs a TPU"),
@@ -301,7 +301,7 @@ def test_attention_dropout_drops_weights_and_scales_the_rest():
     length, rate = 64, 0.25
     q = jnp.zeros((8, 4, length, 2))
     v = jnp.broadcast_to(jnp.eye(length), (8, 4, length, length))  # outputs are the weights themselves
-    weights = np.asarray(attend(q, q, v, causal=False, dropout_rate=rate, dropout_key=jax.random.key(3)), np.float64)
+    weights = np.asarray(attend(q, q, v, causal=False, drop=WeightDropout(rate, jax.random.key(3))), np.float64)
     kept = weights > 0
     np.testing.assert_allclose(weights[kept], 1 / length / (1 - rate), rtol=1e-5)
     count = weights.size
@@ -312,19 +312,11 @@ def test_attention_dropout_drops_weights_and_scales_the_rest():
     ("rate", "shape"), [(0.1, (500, 201)), (0.1, (400, 256)), (0.5, (400, 256)), (0.9, (7, 9, 511))]
 )
 def test_dropout_rate_and_scale(rate, shape):
-    """Fails when the share dropped or the factor is wrong, for odd and even last axes (two draws share 32 bits)."""
+    """Fails when the share dropped or the factor is wrong, for odd and even last axes (two elements share 32 bits)."""
     out = np.asarray(dropout(jnp.ones(shape), rate, jax.random.key(0)), np.float64)
     np.testing.assert_allclose(out[out > 0], 1 / (1 - rate), rtol=2e-4 / (1 - rate))
     assert abs((out > 0).mean() - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / out.size)
     assert abs(out.mean() - 1) < 5 * math.sqrt(rate / (1 - rate) / out.size)
-
-
-def test_the_two_halves_of_a_draw_are_independent():
-    """Fails when neighbours share bits: their correlation, and that of columns and rows, must be noise."""
-    halves = np.asarray(random_halves(jax.random.key(1), (2000, 64)), np.float64) / 65536
-    assert abs(halves.mean() - 0.5) < 5 / math.sqrt(12 * halves.size)
-    for a, b in [(halves[:, ::2], halves[:, 1::2]), (halves[:, :-2], halves[:, 2:]), (halves[:-1], halves[1:])]:
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / math.sqrt(a.size)
 
 
 def test_dropout_off_and_shared_axes():

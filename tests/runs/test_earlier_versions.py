@@ -1,7 +1,8 @@
 """Runs of commit 192edfa, the oldest ones that this version reads, are opened and continued.
 
 Fails when a config.json, a task.json, a store, a tokenizer or a checkpoint of that commit is refused, or is read with
-another meaning: the continued run then has other losses than its own commit computed.
+another meaning: the continued run then has other losses than its own commit computed. These runs have dropout, whose
+masks are others since: after the last checkpoint losses agree as those of two seeds of dropout do.
 """
 
 import json
@@ -35,9 +36,12 @@ def losses(run: Path) -> list[tuple[int, str, float]]:
     return [(line["step"], name, line[name]) for line in lines for name in LOSSES if name in line]
 
 
-def same(found: list[tuple], expected: list[tuple]) -> None:
+def same(found: list[tuple], expected: list[tuple], until: int) -> None:
+    """Compare exactly up to a step, and afterwards as far as other masks leave it."""
     assert [entry[:2] for entry in found] == [entry[:2] for entry in expected] and found[-1][0] == 4
-    assert [entry[2] for entry in found] == pytest.approx([entry[2] for entry in expected], rel=1e-4)
+    for (step, name, loss), (*_, wanted) in zip(found, expected, strict=True):
+        tolerance = 1e-4 if step <= until else 0.5 if name == "gradient_norm" else 0.05
+        assert loss == pytest.approx(wanted, rel=tolerance), (step, name)
 
 
 def test_there_is_one_of_each_kind(directory):
@@ -61,7 +65,8 @@ def test_a_pretraining_goes_on(directory, name):
     saved, expected = json.loads((run / "config.json").read_text()), losses(run)
     ended = run_here("pretrain", *PRETRAININGS[name].split(), "--run", f"runs/{name}", *ASKED.get(name, ()))
     assert ended.code == 0 and ("resumed at step 2" in ended.errors) == (name not in WITHOUT_CHECKPOINT), ended.errors
-    same(losses(run), expected)
+    same(losses(run), expected, 0 if name in WITHOUT_CHECKPOINT else 2)
+    assert "dropout masks of earlier versions" in ended.errors
     assert json.loads((run / "config.json").read_text()) == saved
     shown = run_here("show", f"runs/{name}")
     assert shown.code == 0, shown.errors
@@ -73,7 +78,8 @@ def test_a_fine_tuning_goes_on(directory, name):
     saved = json.loads((run / "config.json").read_text())
     ended = run_here("finetune", *FINETUNINGS[name].split(), "--run", f"runs/{name}")
     assert ended.code == 0 and "resumed at step 2" in ended.errors, ended.errors
-    same(losses(run), losses(complete))
+    same(losses(run), losses(complete), 2)
+    assert "dropout masks of earlier versions" in ended.output + ended.errors
     assert json.loads((run / "config.json").read_text()) == saved
     found, expected = (
         [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
@@ -81,7 +87,7 @@ def test_a_fine_tuning_goes_on(directory, name):
     )
     assert [line["prediction"] for line in found] == [line["prediction"] for line in expected]
     for line, wanted in zip(found, expected, strict=True):
-        assert line["scores"] == pytest.approx(wanted["scores"], rel=1e-4)
+        assert line["scores"] == pytest.approx(wanted["scores"], abs=0.01)
 
 
 def test_a_complete_fine_tuning_is_read_and_takes_no_new_option(directory):

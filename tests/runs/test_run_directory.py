@@ -221,16 +221,28 @@ def test_other_versions_than_at_the_last_start_are_told(tmp_path):
     """Fails when a run goes on with another compiler without a word, or when a package without a say is named."""
     with RunDirectory(tmp_path) as run:
         run.open(CONFIG)
-        assert run.version_note() is None, "there was no start"
+        assert run.version_notes() == [], "there was no start"
         start = run.record_start(started_from=None)
-        assert run.version_note() is None
+        assert run.version_notes() == []
         assert start["versions"]["jax"] == jax.__version__ and start["versions"]["jaxlib"] == jax.lib.__version__
         start["versions"] |= {"jaxlib": "0.1", "grain": "0.1", "libtpu": "0.0.1", "jax-cuda13-plugin": "0.1"}
         with (run.path / "starts.jsonl").open("a") as stream:
             stream.write(json.dumps(start) + "\n")
-        said = run.version_note()
+        (said,) = run.version_notes()
     assert said.startswith(f"other versions than at the last start: jaxlib 0.1 -> {jax.lib.__version__}")
     assert "last bits" in said and "grain" not in said and "cuda" not in said
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_a_run_of_an_earlier_version_says_that_its_dropout_masks_change(tmp_path, rate):
+    """Fails if such a run is refused, or if one without dropout is told of masks."""
+    earlier = {**CONFIG, "execution": {"dropout_bits": "rbg"}, "model": {"dropout_rate": rate}}
+    with RunDirectory(tmp_path) as run:
+        run.open(earlier)
+        run.record_start(started_from=None)
+    with RunDirectory(tmp_path) as run:
+        assert run.open({**earlier, "execution": {}}) == []
+        assert [note.partition(" of ")[0] for note in run.version_notes()] == ["the dropout masks"] * (rate > 0)
 
 
 def test_a_start_names_a_run_and_a_step(tmp_path):

@@ -22,7 +22,18 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 
 STEPS, EVERY, PATIENCE, MIDDLE = 14, 2, 2, 6
 FLAGS = ("--num-steps", STEPS, "--eval-every", EVERY, "--checkpoint-every", EVERY, "--keep-newest", STEPS)
-FLAGS += ("--optimizer.peak-lr", 0.05, "--optimizer.warmup", 1, "--optimizer.decay", "constant", "--ema", 0.5)
+FLAGS += (
+    "--optimizer.peak-lr",
+    0.05,
+    "--optimizer.warmup",
+    1,
+    "--optimizer.decay",
+    "constant",
+    "--ema",
+    0.5,
+    "--seed",
+    5,
+)
 
 
 @pytest.fixture(scope="module")

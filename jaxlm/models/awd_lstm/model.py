@@ -63,7 +63,9 @@ class AWDLSTM(nn.Module):
         init = uniform(config.init_range)
         x_BLD, output = Embeddings(config, self.execution, init, config.output_bias, name="embeddings")(inputs.ids)
         if key is not None and config.word_dropout_rate:
-            kept_V1 = dropout(jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, fold(key, 0))
+            kept_V1 = dropout(
+                jnp.ones((config.vocab_size, 1), x_BLD.dtype), config.word_dropout_rate, fold(key, 0), of_rows=False
+            )
             x_BLD = x_BLD * jnp.take(kept_V1, inputs.ids, axis=0)
         x_BLD = constrain(_locked(x_BLD, config.embedding_dropout_rate, fold(key, 1)), STATES)
         real_LB, reset_LB = boundaries(inputs.ids, inputs.segments)
@@ -99,7 +101,7 @@ class Layer(nn.Module):
         bias = self.param("in_bias", with_axes(init, ("gates",)), (4 * u,))
         bias = bias + self.param("state_bias", with_axes(init, ("gates",)), (4 * u,))
         x_BLG = project(x_BLD, kernel_in, bias, names_in, self.execution)  # for all positions at once
-        kernel_state = dropout(kernel_state, self.config.recurrent_dropout_rate, key)
+        kernel_state = dropout(kernel_state, self.config.recurrent_dropout_rate, key, of_rows=False)
         kernel_UG = gathered(kernel_state, dtype, names_state)
         of_layer = LSTMState(start.h[0], start.c[0])
         h_LBU, end = lstm(jnp.swapaxes(x_BLG, 0, 1), kernel_UG, of_layer, real_LB, reset_LB)

@@ -73,8 +73,8 @@ class Embeddings(nn.Module):
         tables = make_tables(self, config, init)
         positions_PD = self.param("positions", with_axes(narrow, names_P), (config.num_positions, config.width))
         if config.tables == "one":  # and one cluster
-            tables = tables._replace(tokens=(dropout(tables.tokens[0], rate, fold(key, 0)),))
-            positions_PD = dropout(positions_PD, rate, fold(key, 1))
+            tables = tables._replace(tokens=(dropout(tables.tokens[0], rate, fold(key, 0), of_rows=False),))
+            positions_PD = dropout(positions_PD, rate, fold(key, 1), of_rows=False)
         x_BLD = embed_tokens(tables, ids_BL, self.execution)
         x_BLD = x_BLD + embed(positions_PD, positions_BL, names_P, self.execution)
         if config.tables == "one":

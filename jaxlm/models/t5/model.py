@@ -32,7 +32,7 @@ from jaxlm.nn.layers import (
     project_to_heads,
 )
 from jaxlm.nn.output import UntiedOutput
-from jaxlm.nn.transformer import Cache, attend, put, stacked
+from jaxlm.nn.transformer import Cache, WeightDropout, attend, put, stacked
 
 TABLE = ("vocabulary", "width")
 ALONG_LENGTH = (1,)  # the axis of states (B, L, D) along which a dropout mask is shared
@@ -224,9 +224,7 @@ class Attention(nn.Module):
             seen.v_NBHSK,
             causal=causal,
             scale=1.0,
-            dropout_rate=self.config.dropout_rate,
-            dropout_key=key,
-            dropout_shared=ALONG_QUERIES,
+            drop=WeightDropout(self.config.dropout_rate, key, ALONG_QUERIES),
             backend="xla",  # no kernel has a bias or leaves the scores unscaled
             **masks,
         )

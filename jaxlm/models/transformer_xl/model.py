@@ -27,7 +27,7 @@ from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
 from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
-from jaxlm.nn.transformer import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, FeedForward, attend, stacked
+from jaxlm.nn.transformer import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, FeedForward, WeightDropout, attend, stacked
 
 
 def flops_per_token(config: TransformerXLConfig, length: int, predicted: float | None = None) -> float:
@@ -138,7 +138,7 @@ class TransformerXL(nn.Module):
             holds_BM = jnp.arange(slots) >= slots - carry.count_1B[0][:, None]
             key_segments_BS = jnp.concatenate([jnp.where(holds_BM, 1, _NO_SEGMENT), segments_BL], axis=1)
         return _Shared(
-            relative_SD=dropout(relative_SD, config.dropout_rate, key),
+            relative_SD=dropout(relative_SD, config.dropout_rate, key, of_rows=False),
             limit_LS=_limit(config, length, slots),
             segments_BL=segments_BL,
             key_segments_BS=key_segments_BS,
@@ -272,8 +272,7 @@ def _attended(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, con
             bias_BHLS=bias_BHMT,
             scale=scale,
             query_offset=seen - (end - first),
-            dropout_rate=config.attention_dropout_rate,
-            dropout_key=fold(key, number),
+            drop=WeightDropout(config.attention_dropout_rate, key, first=first),
             backend=execution.attention_backend(config.num_layers),
         )
         outputs.append(attended)
