@@ -217,6 +217,7 @@ def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
         + ("" if step["fits"] else "  DOES NOT FIT"),
         f"  step          {_at_least(step)}{step['step_milliseconds']:.1f} ms, "
         f"{_at_most(step)}{step['tokens_per_second']:,.0f} tokens/s, MFU {_at_most(step)}{step['mfu']:.1%}",
+        *_overlap_lines(step),
         *_bound_lines(whole, step),
         f"  FLOPs         {step['model_tflops']:,.2f} T of the model, the basis of MFU; per {whole['device']} "
         f"{step['chip_tflops']:,.2f} T in matrix products outside kernels{compiler}",
@@ -239,6 +240,18 @@ def _step_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:
         for one in step["costliest"]
     ]
     return found
+
+
+def _overlap_lines(step: dict[str, Any]) -> list[str]:
+    """Return the line of the step with collectives beside other operations, which estimates for TPUs have."""
+    milliseconds = step["step_milliseconds_overlapped"]
+    if milliseconds is None or step["step_milliseconds"] - milliseconds < 0.05:
+        return []
+    mfu = step["mfu"] * step["step_milliseconds"] / milliseconds
+    return [
+        f"  overlapped    {_at_least(step)}{milliseconds:.1f} ms, MFU {_at_most(step)}{mfu:.1%}: collectives run "
+        "beside other operations where the program starts them early"
+    ]
 
 
 def _bound_lines(whole: dict[str, Any], step: dict[str, Any]) -> list[str]:

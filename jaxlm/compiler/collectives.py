@@ -19,6 +19,7 @@ from jaxlm.compiler.hlo import Module, Operation, shape_bytes, tuple_parts
 # For a ring of n: how often (n - 1) / n of the larger side of a collective is sent by each chip.
 _PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "ragged-all-to-all": 1}
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_PAIR = re.compile(r"async-collective-(start|done)(\.\d+)?$")  # fusions between which a collective runs
 _ACROSS_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 CHIPS, SLICES = "interconnect", "data center"
@@ -50,23 +51,58 @@ def collectives(
     counts: Counter[tuple[str, str, str, int]] = Counter()
     sizes: Counter[tuple[str, str, str, int]] = Counter()
     for operation, kind, times in _found(module):
-        if across := _ACROSS_SLICES.search(operation.rest):
-            key = (across.group(1).lower().replace("_", "-"), "data", SLICES, slices)
-            size = shape_bytes(tuple_parts(operation.shape)[0])
-        else:
-            groups = operation.groups(math.prod(mesh.values()) // slices)
-            axis = _axis(groups, mesh)
-            # A permute's groups are its pairs: it goes around all devices of the axis.
-            length = math.prod(mesh[name] for name in axis.split("+") if name) if "permute" in kind else groups.shape[1]
-            if length == 1:
-                continue
-            spans_hosts = per_host is not None and bool((groups // per_host != groups[:, :1] // per_host).any())
-            key = (kind, axis, SLICES if spans_hosts else CHIPS, length)
-            # A gather's result is whole, a scatter's is a shard of its input; a fused scatter appears as a reduction.
-            size = operation.bytes * (length if operation.kind == "reduce-scatter" else 1)
-        counts[key] += times
-        sizes[key] += size * times
+        if (one := _described(operation, kind, mesh, slices, per_host)) is not None:
+            key = (one.kind, one.axis, one.network, one.size)
+            counts[key] += times
+            sizes[key] += one.bytes * times
     return tuple(Collective(*key, counts[key], sizes[key]) for key in sorted(counts))
+
+
+def _described(
+    operation: Operation, kind: str, mesh: Mapping[str, int], slices: int, per_host: int | None = None
+) -> Collective | None:
+    """Return a single collective, None for one of groups of a single device."""
+    if across := _ACROSS_SLICES.search(operation.rest):
+        size = shape_bytes(tuple_parts(operation.shape)[0])
+        return Collective(across.group(1).lower().replace("_", "-"), "data", SLICES, slices, 1, size)
+    groups = operation.groups(math.prod(mesh.values()) // slices)
+    axis = _axis(groups, mesh)
+    # A permute's groups are its pairs: it goes around all devices of the axis.
+    length = math.prod(mesh[name] for name in axis.split("+") if name) if "permute" in kind else groups.shape[1]
+    if length == 1:
+        return None
+    spans_hosts = per_host is not None and bool((groups // per_host != groups[:, :1] // per_host).any())
+    # A gather's result is whole, a scatter's is a shard of its input; a fused scatter appears as a reduction.
+    size = operation.bytes * (length if operation.kind == "reduce-scatter" else 1)
+    return Collective(kind, axis, SLICES if spans_hosts else CHIPS, length, 1, size)
+
+
+def hidden_milliseconds(module: Module, mesh: Mapping[str, int], topology: Topology) -> float:
+    """Return the time of a step's collectives that the operations beside them hide.
+
+    Some collectives have two halves, between which the schedule has other operations: fusions that are called
+    `async-collective-start` and `-done`, and the two halves of a gather or permute. Operations in between hide as much
+    of it as they have cycles; each hides one collective at a time, first the one that began first. Custom kernels,
+    which have no cycles in the text, hide nothing here.
+    """
+    hidden, left = 0.0, dict[str, float]()  # left: milliseconds of the collectives that are on their way
+    for operation, times in module.runs():
+        halves = _PAIR.match(operation.name)
+        if operation.kind.endswith("-done") or (halves and halves.group(1) == "done"):
+            started = operation.operands[0] if halves is None else halves.group(2) or ""
+            left.pop(started, None)
+        elif halves or (operation.collective and operation.kind.endswith("-start")):
+            inner = [operation] if halves is None else [one for one, _ in module.within(operation)]
+            found = (_described(one, one.collective, mesh, topology.slices) for one in inner if one.collective)
+            time = sum(milliseconds(one, topology) for one in found if one is not None)
+            left[operation.name if halves is None else halves.group(2) or ""] = time
+        else:
+            time = operation.cycles / topology.chip.clock_hz * 1e3
+            for name, rest in left.items():
+                beside = min(rest, time)
+                left[name], time = rest - beside, time - beside
+                hidden += beside * times
+    return hidden
 
 
 def milliseconds(one: Collective, topology: Topology) -> float:

@@ -1,7 +1,8 @@
 """Estimated cost of a compiled step on its chips: memory, milliseconds as a sum of parts, and collectives.
 
 The parts are the compiler's cycles with loops multiplied out, custom kernels by their bundles, and collectives by their
-bytes over the networks. The sum assumes no overlap. The compiler's cycles are near the peak for matrix products and up
+bytes over the networks. The sum assumes no overlap; `overlapped_milliseconds` lets the collectives run beside other
+operations where the program starts them early. The compiler's cycles are near the peak for matrix products and up
 to four times too many for memory-bound operations: `calibration` compares those of three small programs with the chip's
 peaks.
 
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from jax.stages import Compiled
 
 from jaxlm.compiler.chips import Topology
-from jaxlm.compiler.collectives import Collective, collectives, milliseconds
+from jaxlm.compiler.collectives import Collective, collectives, hidden_milliseconds, milliseconds
 from jaxlm.compiler.hlo import Computation, Module, Operation, parse
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
 
@@ -88,7 +89,7 @@ class Estimate:
 
     matmul_flops: of the matrix products outside kernels on one chip, loops multiplied out. bound_milliseconds: the sum
     of the least time of each operation, by its FLOPs and bytes. costliest: the operations that take longest. GPUs have
-    the last two.
+    these two. hidden_milliseconds: of the collectives, beside other operations; TPUs have it.
     """
 
     memory: Memory
@@ -98,11 +99,17 @@ class Estimate:
     matmul_flops: int
     bound_milliseconds: float | None = None
     costliest: tuple[CostlyOperation, ...] = ()
+    hidden_milliseconds: float | None = None
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds of a step; a lower bound if a kernel could not be measured."""
+        """Milliseconds of a step, nothing overlapped; a lower bound if a kernel could not be measured."""
         return sum(self.parts.values())
+
+    @property
+    def overlapped_milliseconds(self) -> float | None:
+        """The same with collectives beside other operations, where the program has it so; None if not known."""
+        return None if self.hidden_milliseconds is None else self.milliseconds - self.hidden_milliseconds
 
     @property
     def is_lower_bound(self) -> bool:
@@ -120,7 +127,8 @@ def estimate(compiled: Compiled, topology: Topology, mesh: Mapping[str, int]) ->
     if kernels:
         parts["kernels"] = sum(kernel.milliseconds or 0.0 for kernel in kernels)
     parts["collectives"] = sum(time for _, time in found)
-    return Estimate(memory_of(compiled), parts, kernels, found, matmul_flops(module))
+    hidden = hidden_milliseconds(module, mesh, topology)
+    return Estimate(memory_of(compiled), parts, kernels, found, matmul_flops(module), hidden_milliseconds=hidden)
 
 
 def memory_of(compiled: Compiled) -> Memory:

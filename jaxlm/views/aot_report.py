@@ -213,6 +213,7 @@ def _estimate(step: Step, length: int, where: Target) -> dict[str, Any]:
         "peak_tflops": chip.peak(dtype),
         "compile_seconds": round(compiled.seconds, 1),
         "step_milliseconds": None,
+        "step_milliseconds_overlapped": None,
         "bound_milliseconds": None,
         "lower_bound": False,
         "mfu": None,
@@ -223,11 +224,12 @@ def _estimate(step: Step, length: int, where: Target) -> dict[str, Any]:
     if compiled.step is None:
         return values
     found = estimate(compiled.step, where, make_mesh(config.mesh, where.devices()).shape)
-    seconds = found.milliseconds / 1e3
+    seconds, overlapped = found.milliseconds / 1e3, found.overlapped_milliseconds
     cost: Any = compiled.step.cost_analysis() or {}  # the GPU's compiler has none
     return values | {
         "memory_gib": {name: round(size, 3) for name, size in dataclasses.asdict(found.memory).items()},
         "step_milliseconds": round(found.milliseconds, 3),
+        "step_milliseconds_overlapped": overlapped and round(overlapped, 3),
         "bound_milliseconds": found.bound_milliseconds and round(found.bound_milliseconds, 3),
         "lower_bound": found.is_lower_bound,
         "step_parts": {name: round(value, 3) for name, value in found.parts.items()},

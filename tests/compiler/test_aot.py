@@ -229,6 +229,8 @@ def test_the_report_of_a_tiny_step(name, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == figures
     assert figures["chips"] == 4 and figures["fits"] and 0 < figures["peak_gib"] < figures["hbm_gib"]
     assert figures["step_milliseconds"] == pytest.approx(sum(figures["step_parts"].values()), rel=1e-2)
+    hidden = figures["step_milliseconds"] - figures["step_milliseconds_overlapped"]
+    assert -1e-3 <= hidden <= figures["step_parts"]["collectives"] + 1e-3
     assert {(one["kind"], one["axis"]) for one in figures["collectives"]} == {("all-reduce", "data")}
     splash = {"splash_mha_fwd_segmented_residuals": 1, "splash_mha_dkv_segmented_no_residuals": 1}
     assert {one["name"]: one["count"] for one in figures["kernels"]} == splash and not figures["uncounted_kernels"]

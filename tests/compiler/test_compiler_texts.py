@@ -3,8 +3,11 @@
 Fails when a loop is counted once, a collective is missed or given to the wrong group, or a kernel's loop has no bound.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
+from jaxlm.compiler.collectives import collectives, hidden_milliseconds, milliseconds
 from jaxlm.compiler.hlo import parse, shape_bytes
 from jaxlm.compiler.kernels import cycles_of_bundles
 
@@ -83,6 +86,58 @@ def test_collectives_are_found_once_with_their_groups():
         ("all-gather", 1, [list(range(8))], 64 * 4),
         ("reduce-scatter", 1, [[0, 1, 2, 3], [4, 5, 6, 7]], 2 * 4),
     ]
+
+
+# By hand too: a loop of 3 with a gather beside a fusion of CYCLES, a gather with nothing beside it, and a reduction.
+OVERLAPPED = """HloModule jit_step, is_scheduled=true
+
+%gathered (p: f32[2,8]) -> f32[8,8] {
+  %p = f32[2,8]{1,0} parameter(0)
+  ROOT %all-gather.1 = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%rest (q: f32[8,8]) -> f32[8,8] {
+  %q = f32[8,8]{1,0} parameter(0)
+  ROOT %copy.1 = f32[8,8]{1,0} copy(%q)
+}
+
+%condition (c: (s8[])) -> pred[] {
+  %c = (s8[]) parameter(0)
+  %constant.2 = s8[] constant(3)
+  %get-tuple-element.1 = s8[] get-tuple-element(%c), index=0
+  ROOT %lt.1 = pred[] compare(%get-tuple-element.1, %constant.2), direction=LT
+}
+
+%body (b: (s8[])) -> (s8[]) {
+  %b = (s8[]) parameter(0)
+  %async-collective-start.7 = f32[8,8]{1,0} fusion(%b), calls=%gathered
+  %fusion.1 = f32[8,8]{1,0} fusion(%b), calls=%rest, backend_config={"a":{"estimated_cycles":"CYCLES"}}
+  %async-collective-done.7 = f32[8,8]{1,0} fusion(%async-collective-start.7), calls=%rest
+  %fusion.2 = f32[8,8]{1,0} fusion(%b), calls=%rest, backend_config={"a":{"estimated_cycles":"1000000"}}
+  ROOT %tuple.1 = (s8[]) tuple(%b)
+}
+
+ENTRY %main (a: f32[2,8]) -> f32[8,8] {
+  %a = f32[2,8]{1,0} parameter(0)
+  %while.1 = (s8[]) while(%a), condition=%condition, body=%body
+  %all-gather-start.1 = (f32[2,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%a), replica_groups=[1,4]<=[4], dimensions={0}
+  %all-gather-done.1 = f32[8,8]{1,0} all-gather-done(%all-gather-start.1)
+  ROOT %all-reduce.1 = f32[8,8]{1,0} all-reduce(%all-gather-done.1), replica_groups=[1,4]<=[4], to_apply=%add
+}
+"""
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 4.0])
+def test_what_runs_beside_a_collective_hides_it(share):
+    """Fails if more is hidden than runs beside it or than it takes, or a loop or what comes later counts wrongly."""
+    topology = SimpleNamespace(chip=SimpleNamespace(clock_hz=1e12, interconnect_gbps=8, dimensions=2), slices=1)
+    topology.num_chips = 4
+    mesh = {"data": 4}
+    (gathers,) = (one for one in collectives(parse(OVERLAPPED), mesh) if one.kind == "all-gather")
+    gather = milliseconds(gathers, topology) / 4
+    cycles = round(share * gather / 1e3 * topology.chip.clock_hz)
+    module = parse(OVERLAPPED.replace("CYCLES", str(cycles)))
+    assert hidden_milliseconds(module, mesh, topology) == pytest.approx(3 * min(share, 1) * gather, rel=1e-6)
 
 
 def test_what_is_no_module_is_refused():
