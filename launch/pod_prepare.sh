@@ -51,7 +51,7 @@ if [[ " $(hostname -I) " = *" $head "* ]]; then
 fi
 for ((k = 0; k < 120; k++)); do
   if listens; then
-    # It fails when HEAD ends, and then prints all that it knows.
+    # Ray exits with an error when HEAD ends, and prints its logs.
     ray start --address "$head:$port" --disable-usage-stats --block >"$HOME/jaxlm-ray.log" 2>&1 || true
     exit 0
   fi

@@ -156,7 +156,7 @@ def requests(
     train the tokenizer. list, put and compose are class A operations of Google Cloud Storage, and get is a class B
     operation. On S3 the first three are billed as PUT, COPY, POST and LIST requests. Requests to delete are free.
 
-    list: every worker lists the sources, and the join lists the shards. get: the text, a look for each shard, and in
+    list: every worker lists the sources, and the join lists the shards. get: the text, a check for each shard, and in
     the join all arrays of each shard except the tokens, and those of the store for their checksums. put: each shard's
     arrays and counts, the same arrays again with the store's offsets, and eight files of store and tokenizer. compose:
     a tree over the parts of each array. Repeated requests and locks are left out.

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 KEPT_FROM = 1 << 23
 FOLDER = "plans"
 _DESCRIPTION, _LOCK, _SENDER = "plan.json", "lock", "sender"
+_SENT_WITHIN = 3600.0  # seconds
 _EVERY = 30.0  # seconds between two lines of progress
 _SCHEME = 1  # changes when the same store and options give other arrays
 
@@ -141,7 +142,7 @@ def _fetched(url: str, folder: Path, identity: dict[str, Any]) -> Plan | None:
 def _send(folder: Path, url: str) -> None:
     """Write the files of a plan below a URL, the description last; one process does, if the URL may be written."""
     try:
-        if not storage.create(f"{url}/{_SENDER}", f"{socket.gethostname()} {os.getpid()} {time.time()}".encode()):
+        if not _may_send(f"{url}/{_SENDER}"):
             return
         for path in sorted(folder.iterdir(), key=lambda path: path.name == _DESCRIPTION):
             if path.name != _LOCK:
@@ -149,6 +150,17 @@ def _send(folder: Path, url: str) -> None:
                     storage.send(f"{url}/{path.name}", file)
     except (OSError, InputError, RunError) as error:
         log.info("the plan of the rows stays on this machine: %s", one_line(error))
+
+
+def _may_send(place: str) -> bool:
+    """Return True for the first process that asks, and again when an hour has passed: that one may have been killed."""
+    own = f"{socket.gethostname()} {os.getpid()} {time.time()}".encode()
+    if storage.create(place, own):
+        return True
+    if time.time() - float(storage.read(place).split()[-1]) < _SENT_WITHIN:
+        return False
+    storage.write(place, own)
+    return True
 
 
 def _remedy(folder: Path) -> str:

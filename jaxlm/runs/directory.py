@@ -175,7 +175,7 @@ class RunDirectory:
 
     def version_notes(self) -> list[str]:
         """Return sentences on what differs from the last recorded start: JAX or a compiler, and the dropout masks."""
-        masks = "the dropout masks of earlier versions are not made any more; the run goes on with other ones"
+        masks = "the dropout masks of earlier versions are no longer available; the run continues with new ones"
         return [*filter(None, [self._compiler_note()]), *([masks] if self._has_earlier_masks else [])]
 
     def _compiler_note(self) -> str | None:

@@ -116,9 +116,15 @@ def test_the_plan_of_a_store_at_a_url_is_made_once_for_all_machines(store, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(plan_files, "_write", None)  # making one would fail
         assert_same(rows("bucket", "three"), expected)
-    for file in (cloud / "bucket/store/plans").glob("*/starts.bin"):
-        file.unlink()  # as a removal that was cut short
+    for file in (cloud / "bucket/store/plans").glob("*/plan.json"):
+        file.unlink()  # as a sender that was killed leaves it
     assert_same(rows("bucket", "four"), expected)
+    assert not list((cloud / "bucket/store/plans").glob("*/plan.json")), "it may still be at work"
+    monkeypatch.setattr(plan_files, "_SENT_WITHIN", 0.0)
+    assert_same(rows("bucket", "five"), expected)
+    for file in (cloud / "bucket/store/plans").glob("*/plan.json"):
+        file.with_name("starts.bin").unlink()  # as a removal that was cut short
+    assert_same(rows("bucket", "six"), expected)
 
 
 def test_what_a_killed_process_left_is_removed(store, in_files):
