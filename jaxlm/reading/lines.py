@@ -23,7 +23,7 @@ Errors = Literal["strict", "replace"]
 COMPRESSED = {".gz": 2.8, ".xz": 3.6, ".zst": 3.0}
 BYTE_ORDER_MARK = "\ufeff"
 # The beginnings of files that are not text.
-BINARY = {b"PK\x03\x04": "an Excel file or an archive", b"PAR1": "a Parquet file", b"\x1f\x8b": "a gzip file"}
+BINARY = {b"PK\x03\x04": "an Excel file or an archive", b"PAR1\x15": "a Parquet file", b"\x1f\x8b": "a gzip file"}
 CONVERT = "convert the file to UTF-8"
 _CHUNK = 1 << 20
 
@@ -71,7 +71,8 @@ class Lines:
     Attributes: start, the offset of the current line in the file.
 
     Raises:
-      InputError: a file that cannot be read, or bytes that are not UTF-8, with the line and the offset in the file.
+      InputError: a file that cannot be read or begins as a binary file, or bytes that are not UTF-8, with the line and
+        the offset in the file.
     """
 
     def __init__(
@@ -101,11 +102,13 @@ class Lines:
                     return
                 self.start = offset
                 offset += len(line)
+                if not self.start:
+                    self._check_beginning(line)
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 try:
                     text = line.decode(encoding, errors)
                 except UnicodeDecodeError as error:
-                    raise self._not_utf8(number, error) from None
+                    raise not_utf8(error, self.where(number), self.start, self.remedy) from None
                 yield number, text if self.start else text.removeprefix(BYTE_ORDER_MARK)
 
     def text(self) -> str:
@@ -123,13 +126,12 @@ class Lines:
             number += not chunk.endswith(b"\n")  # a line that begins before `begin` and ends after it
         return f"{input_name(self.path)} line {number}"
 
-    def _not_utf8(self, number: int, error: UnicodeDecodeError) -> InputError:
-        kind = next((kind for magic, kind in BINARY.items() if not self.start and error.object.startswith(magic)), None)
-        if kind is not None:
-            return InputError(
-                f"{input_name(self.path)} must be text, got {kind}; save it as CSV, or give it its own suffix"
-            )
-        return not_utf8(error, self.where(number), self.start, self.remedy)
+    def _check_beginning(self, line: bytes) -> None:
+        for magic, kind in BINARY.items():
+            if line.startswith(magic):
+                raise InputError(
+                    f"{input_name(self.path)} must be text, got {kind}; save it as CSV, or give it its own suffix"
+                )
 
 
 def not_utf8(error: UnicodeDecodeError, where: str, offset: int = 0, remedy: str = CONVERT) -> InputError:
