@@ -46,8 +46,8 @@ PEAK_TFLOPS: tuple[tuple[str, float, float | None], ...] = (
 # Name scope of a branch, or of a loop, that is rarely taken; read by the estimates of compiled programs.
 RARE_BRANCH = "rarely"
 
-# The platform, and a GPU's compute capability, that programs are traced for.
-_compiled_for: contextvars.ContextVar[tuple[str, tuple[int, int]] | None] = contextvars.ContextVar(
+# The platform, a GPU's compute capability and the kind of device that programs are traced for.
+_compiled_for: contextvars.ContextVar[tuple[str, tuple[int, int], str] | None] = contextvars.ContextVar(
     "compiled_for", default=None
 )
 
@@ -62,6 +62,12 @@ def compute_capability() -> tuple[int, int]:
     """Return the CUDA compute capability of the GPU that programs are traced for; (0, 0) for other devices."""
     chosen = _compiled_for.get()
     return capability_of(jax.local_devices()[0]) if chosen is None else chosen[1]
+
+
+def kind() -> str:
+    """Return JAX's name of the kind of device that programs are traced for; empty if only its platform is known."""
+    chosen = _compiled_for.get()
+    return jax.local_devices()[0].device_kind if chosen is None else chosen[2]
 
 
 def rarely(due: jax.Array, compute: Callable[..., Any], arguments: tuple[Any, ...], otherwise: Any) -> Any:
@@ -85,9 +91,9 @@ def capability_of(device: jax.Device) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
+def compiling_for(platform: str, capability: tuple[int, int] = (9, 0), kind: str = "") -> Iterator[None]:
     """Trace programs for a platform, even if this process has no such device. capability: of its GPUs."""
-    token = _compiled_for.set((platform, capability if platform == "gpu" else (0, 0)))
+    token = _compiled_for.set((platform, capability if platform == "gpu" else (0, 0), kind))
     try:
         yield
     finally:

@@ -144,7 +144,8 @@ def slice_of(device: jax.Device) -> int:
 def use_mesh(mesh: Mesh) -> Iterator[None]:
     """Trace and run under `mesh` with RULES; outside this context constraints on logical axes have no effect."""
     device = mesh.devices.flat[0]
-    with jax.set_mesh(mesh), use_rules(RULES), compiling_for(device.platform, capability_of(device)):
+    traced_for = compiling_for(device.platform, capability_of(device), device.device_kind)
+    with jax.set_mesh(mesh), use_rules(RULES), traced_for:
         yield
 
 

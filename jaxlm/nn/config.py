@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 ActivationName = Literal["gelu_tanh", "gelu_erf"]
-Backend = Literal["auto", "xla", "splash", "cudnn"]
+Backend = Literal["auto", "xla", "flash", "cudnn"]
 Features = Literal[
     "embeddings",
     "second_to_last",
@@ -80,8 +80,8 @@ class Execution:
     """Compute dtype. auto: bfloat16 on TPUs and on GPUs of compute capability 8.0 on, else float32. float16: with a
     loss scale, not on TPUs. Parameters, norms and losses stay float32."""
     attention: Backend = "auto"
-    """Attention backend. auto: splash on TPUs, cudnn on GPUs of compute capability 8.0 on, xla elsewhere. Cases that a
-    kernel does not support, for example attention dropout, fall back to xla, and the log says so."""
+    """Attention backend. auto: flash on TPUs, cudnn on GPUs of compute capability 8.0 on, xla elsewhere. Cases that a
+    kernel does not support, for example attention dropout by cudnn, fall back to xla, and the log says so."""
     remat: Literal["none", "dots", "full", "auto"] = "none"
     """Recomputation in the backward pass. none: nothing. dots: all but matrix products. full: each whole layer. auto:
     the first of these that fits the devices' memory; none where it is not reported, as on the CPU."""

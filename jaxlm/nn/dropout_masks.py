@@ -90,12 +90,21 @@ def keeps(words: jax.Array, places: Any, columns: Any, drops: int) -> jax.Array:
     those on the last axis. drops: see `threshold`.
     """
     places, columns = jnp.asarray(places, jnp.uint32), jnp.asarray(columns, jnp.uint32)
-    k0, k1 = words[..., 0, None], words[..., 1, None]
-    of_place = _fmix32(_lowbias32(places + k0) ^ k1)[..., None]
+    of_place = hash_of_places(words[..., 0, None], words[..., 1, None], places)[..., None]
     number = LANES * (columns // (2 * LANES)) + columns % LANES
     half = (columns // LANES) % 2
-    bits = (_lowbias32(of_place + np.uint32(_GOLDEN) * number) >> (16 * half)) & np.uint32(0xFFFF)
+    bits = (hash_of_words(of_place, number) >> (16 * half)) & np.uint32(0xFFFF)
     return bits >= np.uint32(drops)
+
+
+def hash_of_places(k0: Any, k1: Any, places: jax.Array) -> jax.Array:
+    """Return r, the hash of positions on the last axis but one, uint32. k0, k1: the key words of their row."""
+    return _fmix32(_lowbias32(places + k0) ^ k1)
+
+
+def hash_of_words(of_place: jax.Array, number: jax.Array) -> jax.Array:
+    """Return w, 32 bits for two elements, uint32. of_place: `hash_of_places`. number: 128 ⌊s / 256⌋ + s mod 128."""
+    return _lowbias32(of_place + np.uint32(_GOLDEN) * number)
 
 
 def mask(

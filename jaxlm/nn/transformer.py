@@ -3,11 +3,9 @@
 The blocks themselves differ in norms, residuals and dropout, and each family writes its own.
 
 Attention (Vaswani et al., 2017, equation 1) has one entrance, `attend`, and several backends. `xla` is plain arithmetic
-and the reference: causal or bidirectional, segments (packing) and padding, dropout, and a query offset for decoding
-with a cache. The kernels, `splash` on a TPU and `cudnn` on a GPU, never hold the scores. They agree with it forward and
-backward on packed rows; cases they do not support, dropout of weights above all, fall back to `xla`, and the log says
-so. As `cudnn` was never run where this program is developed, each process compares it with `xla` before `auto` takes
-it.
+and the reference. The kernels, `flash` on a TPU and `cudnn` on a GPU, never hold the scores. They agree with it forward
+and backward on packed rows; cases they do not support fall back to `xla`, and the log says so. As `cudnn` was never run
+where this program is developed, each process compares it with `xla` before `auto` takes it.
 """
 
 import contextlib
@@ -21,21 +19,18 @@ import numpy as np
 from flax import linen as nn
 
 from jaxlm.distributed import devices
-from jaxlm.distributed.mesh import current_spec, with_axes
+from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import RunError
 from jaxlm.host import installed, user_cache
 from jaxlm.nn.config import Backend, Execution
 from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
 
-LANES = 128  # lanes of a TPU's vector unit: splash's blocks of keys are multiples of it
-LARGEST_BLOCK = 512  # queries, or keys, per block
 WIDEST_CUDNN_HEAD = 128  # 256 from Hopper on
-WIDEST_HEAD = 512  # largest head width whose blocks fit a chip's vector memory, in float32 too; 1024 does not fit
-KERNEL_TOLERANCE = 2e-2  # of the relative differences between a kernel and `xla` in bfloat16
-SAVED = "attention"  # checkpoint name of the residuals that splash's forward pass saves for its backward pass
+SAVED = "attention"  # checkpoint name of what a kernel's forward pass saves for its backward pass
 MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
+KERNEL_TOLERANCE = 2e-2  # of the relative differences between a kernel and `xla` in bfloat16
 log = logging.getLogger(__name__)
-KERNELS: dict[str, Backend] = {"tpu": "splash", "gpu": "cudnn"}
+KERNELS: dict[str, Backend] = {"tpu": "flash", "gpu": "cudnn"}
 # On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
 # are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
@@ -81,43 +76,71 @@ def attend(
     segments of the keys, where these are other tokens than the queries (cross-attention, memory); None: `segments_BL`.
     bias_BHLS: float32, added to the scaled scores, broadcast over axes of size 1. scale: 1 / sqrt(K) unless given.
     The softmax is float32.
-    backend auto: splash on a TPU, cudnn on a GPU, else xla.
+    backend auto: flash on a TPU, cudnn on a GPU, else xla.
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
-    if automatic := backend == "auto":
-        backend = KERNELS.get(devices.platform(), "xla")
+    automatic, backend = backend == "auto", chosen(backend)
     if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # models are initialized with one position: no kernel, no log line
         backend = "xla"
-    if backend != "xla":
-        decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
+    if backend == "flash" and takes_flash(q_BHLK, k_BHSK.shape[2], query_offset, drop, bias_BHLS is not None):
+        from jaxlm.nn.flash_attention import flash_attention
+
+        return flash_attention(
+            q_BHLK,
+            k_BHSK,
+            v_BHSK,
+            causal=causal,
+            segments_BL=segments_BL,
+            key_segments_BS=segments_BS,
+            bias_BHLS=bias_BHLS,
+            scale=q_BHLK.shape[3] ** -0.5 if scale is None else scale,
+            query_offset=int(query_offset),
+            drop=drop,
+        )
+    if backend == "cudnn":
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
-        dropped = 0.0 if drop.key is None else drop.rate
-        if (reason := _unsupported(backend, q_BHLK, decoding, dropped, plain)) is not None:
-            _log_once(f"attention by xla, not {backend}: {reason}")
-        elif backend == "splash":
-            _log_once("attention by splash")
-            return splash(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
-        elif backend == "cudnn" and (not automatic or _cudnn_agrees()):
+        decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
+        if (reason := _cudnn_lacks(q_BHLK, decoding, 0.0 if drop.key is None else drop.rate, plain)) is not None:
+            _log_once(f"attention by xla, not cudnn: {reason}")
+        elif not automatic or _cudnn_agrees():
             _log_once("attention by cudnn")
             return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
-        elif backend != "cudnn":
-            raise ValueError(f"backend must be auto, xla, splash or cudnn, got {backend!r}")
-    length, num_keys = q_BHLK.shape[2], k_BHSK.shape[2]
-    square = length == num_keys and key_segments_BS is None and bias_BHLS is None
-    divided = causal and square and isinstance(query_offset, int) and devices.platform() == "cpu"
-    blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK)) if divided else 1
-    if blocks == 1:
-        mask = attention_mask(length, num_keys, causal, segments_BL, segments_BS, query_offset)
-        return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop)
+    elif backend not in ("xla", "flash"):
+        raise ValueError(f"backend must be auto, xla, flash or cudnn, got {backend!r}")
+    square = q_BHLK.shape[2] == k_BHSK.shape[2] and key_segments_BS is None and bias_BHLS is None
+    if causal and square and isinstance(query_offset, int) and not query_offset and devices.platform() == "cpu":
+        return _in_blocks(q_BHLK, k_BHSK, v_BHSK, segments_BL, scale, drop)
+    mask = attention_mask(q_BHLK.shape[2], k_BHSK.shape[2], causal, segments_BL, segments_BS, query_offset)
+    return _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop)
+
+
+def _in_blocks(q_BHLK, k_BHLK, v_BHLK, segments_BL, scale, drop: WeightDropout) -> jax.Array:
+    """Return causal attention of a row to itself, in blocks of queries with the keys up to the last of each."""
+    length = q_BHLK.shape[2]
+    blocks = max(1, min(MOST_BLOCKS, length // SMALLEST_BLOCK))
     outputs = []
     for number in range(blocks):
         first, end = number * length // blocks, (number + 1) * length // blocks
         own, seen = (None, None) if segments_BL is None else (segments_BL[:, first:end], segments_BL[:, :end])
-        q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHSK[:, :, :end], v_BHSK[:, :, :end]
-        mask = attention_mask(end - first, end, causal, own, seen, first)
+        q_BHMK, k_BHTK, v_BHTK = q_BHLK[:, :, first:end], k_BHLK[:, :, :end], v_BHLK[:, :, :end]
+        mask = attention_mask(end - first, end, True, own, seen, first)
         of_block = drop._replace(first=drop.first + first)
         outputs.append(_attend(q_BHMK, k_BHTK, v_BHTK, mask, None, scale, of_block))
-    return jnp.concatenate(outputs, axis=2)
+    return outputs[0] if blocks == 1 else jnp.concatenate(outputs, axis=2)
+
+
+def chosen(backend: Backend) -> Backend:
+    """Return the backend that auto stands for on the devices in use."""
+    return KERNELS.get(devices.platform(), "xla") if backend == "auto" else backend
+
+
+def takes_flash(q_BHLK: jax.Array, num_keys: int, query_offset: Any, drop: WeightDropout, bias: bool, **more) -> bool:
+    """Return True if the kernel for TPUs can compute an attention, and log it. See `unsupported` beside the kernel."""
+    from jaxlm.nn.flash_attention import unsupported  # Pallas: a tenth of the imports of a command
+
+    reason = unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)
+    _log_once("attention by flash" if reason is None else f"attention by xla, not flash: {reason}")
+    return reason is None
 
 
 def attention_mask(
@@ -134,30 +157,6 @@ def attention_mask(
     return mask
 
 
-def splash(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None) -> jax.Array:
-    """Run JAX's splash attention, self-attention over L positions, a multiple of LANES; interpreted on a CPU.
-
-    The kernel runs on one device: rows and heads are sharded explicitly, by the rules of the mesh in use.
-    """
-    from jax.experimental.pallas.ops.tpu import splash_attention as kernels  # a tenth of the imports of a command
-
-    scale = jnp.asarray(q_BHLK.shape[-1] ** -0.5, q_BHLK.dtype)
-
-    def on_device(q_BHLK, k_BHLK, v_BHLK, segments_BL):
-        heads, length = q_BHLK.shape[1:3]
-        kernel = _splash_kernel(heads, length, causal, devices.platform() == "cpu")
-        ids = None if segments_BL is None else kernels.SegmentIds(segments_BL, segments_BL)
-        return jax.vmap(kernel)(q_BHLK, k_BHLK, v_BHLK, ids)
-
-    spec = current_spec(("batch", "heads", None, None), q_BHLK.shape)
-    if spec is None:
-        return on_device(q_BHLK * scale, k_BHLK, v_BHLK, segments_BL)
-    rows = jax.sharding.PartitionSpec(spec[0], None)
-    return jax.shard_map(on_device, in_specs=(spec, spec, spec, rows), out_specs=spec, check_vma=False)(
-        q_BHLK * scale, k_BHLK, v_BHLK, segments_BL
-    )
-
-
 def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None) -> jax.Array:
     """Run cuDNN's flash attention through JAX, self-attention in 16 bits.
 
@@ -172,51 +171,24 @@ def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None
     return jnp.swapaxes(found_BLHK, 1, 2)
 
 
-def _splash_kernel(heads: int, length: int, causal: bool, interpret: bool):
-    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
-
-    block = max(size for size in range(LANES, LARGEST_BLOCK + 1, LANES) if length % size == 0)
-    mask = (kernels.CausalMask if causal else kernels.FullMask)((length, length))
-    sizes: dict[str, Any] = dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), block)
-    # The 64 inputs of a head would fill half of the lanes.
-    layouts: dict[str, Any] = dict.fromkeys(("q_layout", "k_layout", "v_layout"), kernels.QKVLayout.SEQ_MINOR)
-    return kernels.make_splash_mha(
-        kernels.MultiHeadMask([mask] * heads),
-        block_sizes=kernels.BlockSizes(**sizes, **layouts, use_fused_bwd_kernel=True),
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name=SAVED,
-        interpret=interpret,
-    )
-
-
-def _unsupported(backend: str, q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
-    """Return why `backend` cannot do it; None if it can."""
-    length, platform = q_BHLK.shape[2], devices.platform()
+def _cudnn_lacks(q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
+    """Return why cuDNN cannot do it; None if it can."""
     if not plain:
-        return "only xla has a bias, a scale, and segments of the keys"
+        return "cudnn has no bias, scale, or segments of the keys"
     if decoding:
         return "it decodes with a cache"
     if dropped:
-        return f"only xla drops weights (model.attention_dropout_rate is {dropped}; the kernel needs 0)"
-    if backend == "splash":
-        if platform == "gpu":
-            return "splash needs a TPU"
-        if length % LANES:
-            return f"length {length} is not a multiple of {LANES}"
-        if not 1 < q_BHLK.shape[3] <= WIDEST_HEAD:
-            return f"heads of {q_BHLK.shape[3]} are outside its range of 2 to {WIDEST_HEAD}"
-    elif backend == "cudnn":
-        if platform != "gpu":
-            return "cudnn needs a GPU"
-        if q_BHLK.dtype.itemsize != 2:
-            return f"cudnn needs 16 bits, this is {q_BHLK.dtype}"
-        if (capability := devices.compute_capability()) < (8, 0):
-            return f"cudnn needs a GPU of compute capability 8.0, this one has {capability[0]}.{capability[1]}"
-        if length % 2:
-            return f"length {length} is odd"
-        if q_BHLK.shape[3] % 8 or q_BHLK.shape[3] > WIDEST_CUDNN_HEAD:
-            return f"heads of {q_BHLK.shape[3]} are not a multiple of 8 up to {WIDEST_CUDNN_HEAD}"
+        return f"cudnn does not drop weights (model.attention_dropout_rate is {dropped}; the kernel needs 0)"
+    if devices.platform() != "gpu":
+        return "cudnn needs a GPU"
+    if q_BHLK.dtype.itemsize != 2:
+        return f"cudnn needs 16 bits, this is {q_BHLK.dtype}"
+    if (capability := devices.compute_capability()) < (8, 0):
+        return f"cudnn needs a GPU of compute capability 8.0, this one has {capability[0]}.{capability[1]}"
+    if q_BHLK.shape[2] % 2:
+        return f"length {q_BHLK.shape[2]} is odd"
+    if q_BHLK.shape[3] % 8 or q_BHLK.shape[3] > WIDEST_CUDNN_HEAD:
+        return f"heads of {q_BHLK.shape[3]} are not a multiple of 8 up to {WIDEST_CUDNN_HEAD}"
     return None
 
 

@@ -60,11 +60,14 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config in the current format.
 
     Earlier versions scored the tails of an adaptive softmax from states that did not go through a projection. They had
-    other dropout masks, and an option for their generator.
+    other dropout masks, and an option for their generator; and JAX's splash kernel in place of `flash`.
     """
     execution = config.get("execution")
-    if isinstance(execution, dict) and _MASKS in execution:
-        config = {**config, "execution": {name: value for name, value in execution.items() if name != _MASKS}}
+    if isinstance(execution, dict):
+        execution = {name: value for name, value in execution.items() if name != _MASKS}
+        if execution.get("attention") == "splash":
+            execution["attention"] = "flash"
+        config = {**config, "execution": execution}
     model = config.get("model")
     adaptive = model.get("adaptive") if isinstance(model, dict) else None
     if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxlm.distributed.devices import compiling_for
-from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import RunError
 from jaxlm.nn import transformer
 from jaxlm.nn.layers import dropout
@@ -129,37 +128,6 @@ def value_and_gradients(backend: str, qkv, causal: bool, segments):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("with_segments", [True, False])
-def test_splash_is_the_reference(causal, with_segments):
-    """Fails when the kernel's scale, mask or layout differ, forward or backward, over several blocks of keys.
-
-    The kernel is interpreted here; padding's rows count too, as they see themselves.
-    """
-    qkv, segments = rows(
-        640, heads=2
-    )  # blocks of 128, the largest divisor up to 512 being 320, which is no multiple of 128
-    found = value_and_gradients("splash", qkv, causal, segments if with_segments else None)
-    expected = value_and_gradients("xla", qkv, causal, segments if with_segments else None)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_splash_on_a_mesh_is_the_reference(shape):
-    """Fails when rows or heads are dealt out wrongly, heads that the mesh does not divide included."""
-    mesh = make_mesh(MeshConfig(**({"data": 1} | shape)))
-    for heads in (4, 3) if "tensor" in shape else (4,):
-        qkv, segments = rows(256, heads)
-        expected = value_and_gradients("xla", qkv, True, segments)
-        with use_mesh(mesh):
-            text = jax.jit(lambda *qkv: attend(*qkv, causal=True, backend="splash")).lower(*qkv).as_text()  # noqa: B023
-            found = value_and_gradients("splash", qkv, True, segments)
-        assert "manual_computation" in text  # dealt out by hand, not by a compiler that does not know the kernel
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("causal", [True, False])
 def test_cudnn_gets_the_mask(causal, monkeypatch):
     """Fails when segments, padding or causality do not reach JAX's entrance to cuDNN, whose arithmetic stands in.
 
@@ -186,10 +154,8 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "platform", "options", "why"),
     [
-        ("splash", "tpu", {"drop": WeightDropout(0.1, jax.random.key(0))}, "only xla drops weights"),
         ("auto", "tpu", {"query_offset": jnp.int32(3)}, "decodes with a cache"),
-        ("auto", "tpu", {}, "length 7 is not a multiple of 128"),
-        ("splash", "gpu", {}, "splash needs a TPU"),
+        ("flash", "gpu", {}, "flash needs a TPU"),
         ("cudnn", "cpu", {}, "cudnn needs a GPU"),
         ("cudnn", "gpu", {}, "needs 16 bits"),
     ],
@@ -273,15 +239,6 @@ def test_gpus_and_heads_that_cudnn_does_not_support(caplog, capability, width, w
     assert f"attention by xla, not cudnn: {why}" in caplog.text
 
 
-def test_heads_that_splash_has_no_room_for(caplog):
-    """Fails when a chip's compiler is given heads of 1024, whose blocks its vector memory does not hold."""
-    transformer._log_once.cache_clear()
-    wide = jnp.zeros((1, 1, 128, 1024))
-    with compiling_for("tpu"), caplog.at_level("INFO"):
-        attend(wide, wide, wide, causal=True)
-    assert "heads of 1024 are outside its range of 2 to 512" in caplog.text
-
-
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):
     """Parameters are made with one position: fails when a log tells of that what a user reads as the step's."""
     transformer._log_once.cache_clear()
@@ -292,8 +249,8 @@ def test_a_model_that_is_made_says_nothing_of_attention(caplog):
 
 
 def test_an_unknown_backend_is_refused(qkv):
-    with pytest.raises(ValueError, match="got 'flash'"):
-        attend(*qkv, causal=True, backend="flash")
+    with pytest.raises(ValueError, match="got 'splash'"):
+        attend(*qkv, causal=True, backend="splash")
 
 
 def test_attention_dropout_drops_weights_and_scales_the_rest():

@@ -225,7 +225,7 @@ class Attention(nn.Module):
             causal=causal,
             scale=1.0,
             drop=WeightDropout(self.config.dropout_rate, key, ALONG_QUERIES),
-            backend="xla",  # no kernel has a bias or leaves the scores unscaled
+            backend=self.execution.attention_backend(self.config.num_layers),
             **masks,
         )
         return project_heads(a_BHLK, self.out_kernel, None, ("heads", "head_width_in", "whole_width"), self.execution)

@@ -27,7 +27,17 @@ from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
 from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
-from jaxlm.nn.transformer import MASKED, MOST_BLOCKS, SMALLEST_BLOCK, FeedForward, WeightDropout, attend, stacked
+from jaxlm.nn.transformer import (
+    MASKED,
+    MOST_BLOCKS,
+    SMALLEST_BLOCK,
+    FeedForward,
+    WeightDropout,
+    attend,
+    chosen,
+    stacked,
+    takes_flash,
+)
 
 
 def flops_per_token(config: TransformerXLConfig, length: int, predicted: float | None = None) -> float:
@@ -207,8 +217,8 @@ class Attention(nn.Module):
             kept = tuple(_newest(x, shared.tokens_B, kept[0].shape[2], 2) for x in (k_BHSK, v_BHSK))
 
         u_H1K, v_H1K = uv_2HK[:, :, None].astype(q_BHLK.dtype)
-        distance_scores = _distance_scores(q_BHLK + v_H1K, shared.relative_SD, kernel_relative, execution)
-        a_BHLK = _attended(q_BHLK + u_H1K, k_BHSK, v_BHSK, distance_scores, shared, config, execution, fold(key, 0))
+        queries = (q_BHLK + u_H1K, q_BHLK + v_H1K)
+        a_BHLK = _attended(*queries, k_BHSK, v_BHSK, kernel_relative, shared, config, execution, fold(key, 0))
         a_BLD = project_heads(a_BHLK, kernel_out, None, names_out, execution)
         return dropout(a_BLD, config.dropout_rate, fold(key, 1)), kept
 
@@ -248,8 +258,41 @@ def _newest(together: jax.Array, tokens_B: jax.Array, slots: int, axis: int) -> 
     return jax.vmap(lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, slots, axis - 1))(together, tokens_B)
 
 
-def _attended(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, config, execution, key) -> jax.Array:
-    """Return the attention of queries at the last keys, (B, H, L, K). distance_scores: see there.
+def _attended(
+    q_BHLK, distance_q_BHLK, k_BHSK, v_BHSK, kernel_DHK, shared: _Shared, config, execution: Execution, key
+) -> jax.Array:
+    """Return the attention of queries at the last keys, (B, H, L, K), with scores of contents and of distances.
+
+    q_BHLK, distance_q_BHLK: the queries with the biases u and v. kernel_DHK: W_r.
+    """
+    num_keys = k_BHSK.shape[2]
+    offset, scale = num_keys - q_BHLK.shape[2], q_BHLK.shape[3] ** -0.5
+    drop = WeightDropout(config.attention_dropout_rate, key)
+    backend = chosen(execution.attention_backend(config.num_layers))
+    if backend == "flash" and takes_flash(q_BHLK, num_keys, offset, drop, False, distances=True):
+        from jaxlm.nn.flash_attention import Distances, flash_attention
+
+        encodings_1HSK = project_to_heads(shared.relative_SD[None], kernel_DHK, None, _RELATIVE, execution)
+        return flash_attention(
+            q_BHLK,
+            k_BHSK,
+            v_BHSK,
+            causal=True,
+            segments_BL=shared.segments_BL,
+            key_segments_BS=shared.key_segments_BS,
+            scale=scale,
+            query_offset=offset,
+            drop=drop,
+            distances=Distances(distance_q_BHLK, encodings_1HSK),
+            reach=0 if shared.limit_LS is None else config.memory_length,
+        )
+    backend = "xla" if backend == "flash" else backend
+    distance_scores = _distance_scores(distance_q_BHLK, shared.relative_SD, kernel_DHK, execution)
+    return _attended_in_blocks(q_BHLK, k_BHSK, v_BHSK, distance_scores, shared, drop, backend)
+
+
+def _attended_in_blocks(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, drop, backend) -> jax.Array:
+    """Return the attention without a kernel of its own. distance_scores: see there.
 
     On the CPU the queries are processed in blocks, each with the keys up to its last, as in `attend`.
     """
@@ -272,11 +315,14 @@ def _attended(q_BHLK, k_BHSK, v_BHSK, distance_scores: Any, shared: _Shared, con
             bias_BHLS=bias_BHMT,
             scale=scale,
             query_offset=seen - (end - first),
-            drop=WeightDropout(config.attention_dropout_rate, key, first=first),
-            backend=execution.attention_backend(config.num_layers),
+            drop=drop._replace(first=first),
+            backend=backend,
         )
         outputs.append(attended)
     return outputs[0] if blocks == 1 else jnp.concatenate(outputs, axis=2)
+
+
+_RELATIVE = ("width", "heads", "head_width")  # axes of W_r
 
 
 def _distance_scores(q_BHLK: jax.Array, relative_SD: jax.Array, kernel_DHK: jax.Array, execution: Execution) -> Any:
@@ -286,16 +332,15 @@ def _distance_scores(q_BHLK: jax.Array, relative_SD: jax.Array, kernel_DHK: jax.
     training step. For few queries, as in decoding, q W_r is smaller.
     """
     (b, h, length, _), (num_keys, d) = q_BHLK.shape, relative_SD.shape
-    names = ("width", "heads", "head_width")
     if b * length * (d + h * num_keys) < num_keys * (d + b * length):
-        q_BHLD = jnp.einsum("bhlk,dhk->bhld", q_BHLK, gathered(kernel_DHK, q_BHLK.dtype, names))
+        q_BHLD = jnp.einsum("bhlk,dhk->bhld", q_BHLK, gathered(kernel_DHK, q_BHLK.dtype, _RELATIVE))
 
         def by_queries(first: int, end: int, keys: int) -> jax.Array:
             part_BHMD, part_TD = q_BHLD[:, :, first:end], relative_SD[num_keys - keys :]
             return jnp.einsum("bhmd,td->bhmt", part_BHMD, part_TD, preferred_element_type=jnp.float32)
 
         return by_queries
-    r_1HSK = project_to_heads(relative_SD[None], kernel_DHK, None, names, execution)
+    r_1HSK = project_to_heads(relative_SD[None], kernel_DHK, None, _RELATIVE, execution)
     # One copy of the projection per row, so that the product has the layout of the other scores.
     r_BHSK = jnp.broadcast_to(r_1HSK, (b, *r_1HSK.shape[1:]))
 
