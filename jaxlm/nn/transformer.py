@@ -80,7 +80,7 @@ def attend(
     """
     segments_BS = segments_BL if key_segments_BS is None else key_segments_BS
     automatic, backend = backend == "auto", chosen(backend)
-    if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # models are initialized with one position: no kernel, no log line
+    if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # as in `takes_flash`
         backend = "xla"
     if backend == "flash" and takes_flash(q_BHLK, k_BHSK.shape[2], query_offset, drop, bias_BHLS is not None):
         from jaxlm.nn.flash_attention import flash_attention
@@ -138,6 +138,8 @@ def takes_flash(q_BHLK: jax.Array, num_keys: int, query_offset: Any, drop: Weigh
     """Return True if the kernel for TPUs can compute an attention, and log it. See `unsupported` beside the kernel."""
     from jaxlm.nn.flash_attention import unsupported  # Pallas: a tenth of the imports of a command
 
+    if q_BHLK.shape[2] == num_keys == 1:  # models are initialized with one position: no log line
+        return False
     reason = unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)
     _log_once("attention by flash" if reason is None else f"attention by xla, not flash: {reason}")
     return reason is None

@@ -61,8 +61,10 @@ def definition(q, k, v, do, visible, keep, kept, bias=0.0, q2=None, r=None):
     if r is not None:
         found["q2"] = scale * np.einsum("bhls,hlsk->bhlk", of_scores, chosen)
         found["r"] = np.zeros_like(r)
-        for at, s in zip(*np.nonzero(inside), strict=True):
-            found["r"][0, :, column[at, s]] += scale * np.einsum("bh,bhk->hk", of_scores[:, :, at, s], q2[:, :, at])
+        for at, seen in enumerate(inside):  # the columns of a query are different ones
+            found["r"][0][:, column[at, seen]] += scale * np.einsum(
+                "bhs,bhk->hsk", of_scores[:, :, at, seen], q2[:, :, at]
+            )
     return found
 
 
