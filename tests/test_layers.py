@@ -82,6 +82,7 @@ OWNERS = {
     "tensorflow_datasets": ["jaxlm.data.sources"],
     "grain": ["jaxlm.data"],
     "ray": ["jaxlm.data.ray_engine"],
+    "jax.experimental.pallas": ["jaxlm.nn.flash_kernel"],
     "pyarrow": ["jaxlm.reading.columns"],
     "symusic": ["jaxlm.reading.midi"],
     "h5py": ["jaxlm.interop.elmo"],

@@ -28,19 +28,29 @@ log = logging.getLogger(__name__)
 
 
 class Chip(NamedTuple):
-    """A kind of TPU: the largest blocks, by the compiler's cycles for 512 tokens, and its vector memory in MiB."""
+    """A kind of TPU: its largest blocks, those of the compiler's fewest cycles for 512 tokens, and its vector memory.
 
-    blocks: Blocks
+    causal: small ones see fewer keys that the mask removes. bidirectional: large ones keep the matrix units busier.
+    memory: in MiB.
+    """
+
+    causal: Blocks
+    bidirectional: Blocks
     memory: int
 
+    def blocks(self, causal: bool) -> Blocks:
+        """Return the blocks of a call."""
+        return self.causal if causal else self.bidirectional
 
+
+_SMALL, _LARGE = Blocks(256, 256, 512), Blocks(512, 512, 512)
 CHIPS = {
-    "TPU v4": Chip(Blocks(256, 256, 512), 16),
-    "TPU v5 lite": Chip(Blocks(512, 256, 512), 128),
-    "TPU v5": Chip(Blocks(512, 256, 512), 64),
-    "TPU v6 lite": Chip(Blocks(512, 512, 512), 128),
+    "TPU v4": Chip(_SMALL, _SMALL, 16),
+    "TPU v5 lite": Chip(_SMALL, _LARGE, 128),
+    "TPU v5": Chip(_SMALL, _LARGE, 64),
+    "TPU v6 lite": Chip(_SMALL, _LARGE, 128),
 }
-SAFE = Chip(Blocks(256, 256, 512), 16)  # of a kind that is not in the table
+SAFE = Chip(_SMALL, _SMALL, 16)  # of a kind that is not in the table
 
 
 class Distances(NamedTuple):
@@ -86,7 +96,7 @@ def flash_attention(
         drops=threshold(drop.rate) if dropped else 0,
         first=drop.first,
         along_queries=bool(drop.shared_axes),
-        blocks=_blocks(length, num_keys),
+        blocks=_blocks(length, num_keys, causal),
         memory=min(_chip().memory, max(_DEFAULT_MEMORY, 2 * needed)),
         interpret=devices.platform() == "cpu",
     )
@@ -115,9 +125,9 @@ def _fill(length: int, num_keys: int) -> tuple[int, int]:
     return -length % LANES, -num_keys % (LANES if num_keys <= WHOLE else 2 * LANES)
 
 
-def _blocks(length: int, num_keys: int) -> Blocks:
+def _blocks(length: int, num_keys: int, causal: bool) -> Blocks:
     """Return the blocks of a row: those of the chip, or for a long row the largest of these that divide it."""
-    blocks, (fill_L, fill_S) = _chip().blocks, _fill(length, num_keys)
+    blocks, (fill_L, fill_S) = _chip().blocks(causal), _fill(length, num_keys)
     if num_keys <= WHOLE:
         return blocks
 
@@ -188,7 +198,7 @@ def vector_memory(q_BHLK: jax.Array, num_keys: int, bias: bool, distances: bool)
     Inputs and outputs are held twice, those of a grid step and of its neighbour: queries, outputs, keys and values with
     their gradients. Three sums are held in float32, and seven arrays of the size of a block's scores.
     """
-    (length, width), itemsize, blocks = q_BHLK.shape[2:], q_BHLK.dtype.itemsize, _chip().blocks
+    (length, width), itemsize, blocks = q_BHLK.shape[2:], q_BHLK.dtype.itemsize, _chip().bidirectional
     arrays = 2 * 4 * (length + num_keys) * width * itemsize + (2 * num_keys + length) * width * 4
     scores = 7 * blocks.backward * (num_keys if num_keys <= WHOLE else blocks.keys) * 4
     if bias:  # and its gradient
@@ -202,7 +212,7 @@ def vector_memory(q_BHLK: jax.Array, num_keys: int, bias: bool, distances: bool)
 def _chip() -> Chip:
     kind = devices.kind()
     if kind not in CHIPS and devices.platform() == "tpu":
-        _log_once(f"flash attention has no blocks for {kind or 'this TPU'}: {SAFE.blocks} are used")
+        _log_once(f"flash attention has no blocks for {kind or 'this TPU'}: {SAFE.causal} are used")
     return CHIPS.get(kind, SAFE)
 
 

@@ -96,7 +96,7 @@ def kept_keys(shape, drop):
 def small_blocks(request, monkeypatch):
     """Blocks of 128 queries forward and 256 backward, unless a test names others: rows have several."""
     named = getattr(request, "param", (128, 256, 256))
-    monkeypatch.setattr(flash_attention, "SAFE", Chip(Blocks(*named), 128))
+    monkeypatch.setattr(flash_attention, "SAFE", Chip(Blocks(*named), Blocks(*named), 128))
 
 
 def packed(rows, length):
@@ -255,7 +255,7 @@ def test_blocks_and_meshes_change_nothing(monkeypatch):
     expected = found("xla")
     visible = visible_keys((4, 4, 384, 384), True, 0, segments, segments).any(3)
     for blocks in ((128, 128, 256), (384, 256, 512), (256, 384, 512)):
-        monkeypatch.setattr(flash_attention, "SAFE", Chip(Blocks(*blocks), 128))
+        monkeypatch.setattr(flash_attention, "SAFE", Chip(Blocks(*blocks), Blocks(*blocks), 128))
         for one, other in zip(found(), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
     with use_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):
