@@ -9,11 +9,12 @@ the last that its queries may see. Longer rows are read in blocks of keys, with 
 one number per query is kept, the logarithm of the sum of its exponentials, and the backward pass computes the weights
 again. Which weights are dropped is computed again too, by `jaxlm/nn/dropout_masks.py`, as every other backend does.
 
-Relative positions (Dai et al., 2019, section 3.3) add scores by distance. A block of them is a product with the
-distances of its queries and keys, of which each query needs the part one place further than the query before it.
+Relative positions (Dai et al., 2019, section 3.3) add scores by distance. A block of them is a product with all
+distances between its queries and keys, and the part of a query begins one place earlier than that of the query before.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -250,10 +251,10 @@ def _backward_kernel(call: Call, refs: _Refs, head: Any) -> None:
 
     def step(own: Any, seen: Any) -> None:
         q_KL, k_KS, v_KS = refs.q[:, own], refs.k[:, seen], refs.v[:, seen]
-        do_KL = refs.do[:, own].astype(jnp.float32)
-        delta_1L = jnp.sum(do_KL * refs.o[:, own].astype(jnp.float32), axis=0, keepdims=True)
-        do_KL = (do_KL * call.kept).astype(v_KS.dtype)
-        p_SL = jnp.exp(_scores(call, refs, own, seen) - refs.sums[:, own])
+        do_KL = refs.do[:, own]
+        products_KL = do_KL.astype(jnp.float32) * refs.o[:, own].astype(jnp.float32)
+        delta_1L = jnp.sum(products_KL, axis=0, keepdims=True) / call.kept
+        p_SL = jnp.exp(_scores(call, refs, own, seen) - (refs.sums[:, own] - math.log(call.kept)))  # times `kept`
         kept_SL, dp_SL = _dropped(call, refs, head, own, seen, p_SL, _product(v_KS, do_KL, 0, 0))
         refs.dv_sum[:, seen] += _product(do_KL, kept_SL.astype(do_KL.dtype), 1, 1)
         ds_SL = p_SL * (dp_SL - delta_1L)
