@@ -4,13 +4,15 @@ The blocks themselves differ in norms, residuals and dropout, and each family wr
 
 Attention (Vaswani et al., 2017, equation 1) has one entrance, `attend`, and several backends. `xla` is plain arithmetic
 and the reference. The kernels, `flash` on a TPU and `cudnn` on a GPU, never hold the scores. They agree with it forward
-and backward on packed rows; cases they do not support fall back to `xla`, and the log says so. As `cudnn` was never run
-where this program is developed, each process compares it with `xla` before `auto` takes it.
+and backward on packed rows; cases they do not support fall back to `xla`, and the log says so. As neither was ever run
+where this program is developed, each process compares its kernel with `xla` before `auto` takes it.
 """
 
 import contextlib
+import contextvars
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -82,7 +84,8 @@ def attend(
     automatic, backend = backend == "auto", chosen(backend)
     if q_BHLK.shape[2] == k_BHSK.shape[2] == 1:  # as in `takes_flash`
         backend = "xla"
-    if backend == "flash" and takes_flash(q_BHLK, k_BHSK.shape[2], query_offset, drop, bias_BHLS is not None):
+    with_bias = bias_BHLS is not None
+    if backend == "flash" and takes_flash(automatic, q_BHLK, k_BHSK.shape[2], query_offset, drop, with_bias):
         from jaxlm.nn.flash_attention import flash_attention
 
         return flash_attention(
@@ -102,7 +105,7 @@ def attend(
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         if (reason := _cudnn_lacks(q_BHLK, decoding, 0.0 if drop.key is None else drop.rate, plain)) is not None:
             _log_once(f"attention by xla, not cudnn: {reason}")
-        elif not automatic or _cudnn_agrees():
+        elif not automatic or _agrees("cudnn"):
             _log_once("attention by cudnn")
             return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
     elif backend not in ("xla", "flash"):
@@ -134,15 +137,23 @@ def chosen(backend: Backend) -> Backend:
     return KERNELS.get(devices.platform(), "xla") if backend == "auto" else backend
 
 
-def takes_flash(q_BHLK: jax.Array, num_keys: int, query_offset: Any, drop: WeightDropout, bias: bool, **more) -> bool:
-    """Return True if the kernel for TPUs can compute an attention, and log it. See `unsupported` beside the kernel."""
+def takes_flash(
+    automatic: bool, q_BHLK: jax.Array, num_keys: int, query_offset: Any, drop: WeightDropout, bias: bool, **more: Any
+) -> bool:
+    """Return True if the kernel for TPUs can compute an attention, and log it. See `unsupported` beside the kernel.
+
+    automatic: True if it must agree with `xla` first.
+    """
     from jaxlm.nn.flash_attention import unsupported  # Pallas: a tenth of the imports of a command
 
     if q_BHLK.shape[2] == num_keys == 1:  # models are initialized with one position: no log line
         return False
-    reason = unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)
-    _log_once("attention by flash" if reason is None else f"attention by xla, not flash: {reason}")
-    return reason is None
+    if (reason := unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)) is not None:
+        _log_once(f"attention by xla, not flash: {reason}")
+    elif not automatic or _agrees("flash"):
+        _log_once("attention by flash")
+        return True
+    return False
 
 
 def attention_mask(
@@ -197,15 +208,17 @@ def _cudnn_lacks(q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool)
 def difference_from_xla(backend: Backend) -> float:
     """Return the largest relative difference between a kernel and `xla`, of outputs and gradients, in bfloat16.
 
-    The rows are causal and have two segments. Run on the first device of this process.
+    The rows are causal and have two segments, and weights are dropped if the kernel can. Run on the first device of
+    this process.
     """
     rng = np.random.default_rng(0)
     inputs = [jnp.asarray(x, jnp.bfloat16) for x in rng.normal(size=(3, 2, 2, 256, 32))]
     segments = jnp.asarray(np.repeat([[1, 2], [1, 2]], 128, axis=1), jnp.int32)
+    drop = WeightDropout(0.1, jax.random.key(0)) if backend == "flash" else NO_DROPOUT
 
     def found(backend: Backend) -> list[np.ndarray]:
         def weighted(q, k, v):
-            outputs = attend(q, k, v, causal=True, segments_BL=segments, backend=backend)
+            outputs = attend(q, k, v, causal=True, segments_BL=segments, drop=drop, backend=backend)
             return jnp.sum(jnp.sin(outputs.astype(jnp.float32))), outputs
 
         (_, outputs), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(*inputs)
@@ -215,31 +228,38 @@ def difference_from_xla(backend: Backend) -> float:
     return max(float(np.abs(one - other).max() / np.abs(other).max()) for one, other in both)
 
 
-@functools.cache
-def _cudnn_agrees() -> bool:
-    """Return True if cuDNN's attention agrees with `xla` on this machine, or if programs are compiled for another one.
+# The platform of each kernel, and the packages that decide what it computes.
+_DECIDED_BY: dict[Backend, tuple[str, tuple[str, ...]]] = {
+    "cudnn": ("gpu", ("jaxlib", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")),
+    "flash": ("tpu", ("jaxlib", "libtpu", "jaxlm")),
+}
 
-    A machine compares them once for each GPU and versions, and remembers that they agree. With several processes a
+
+@functools.cache
+def _agrees(backend: Backend) -> bool:
+    """Return True if a kernel agrees with `xla` on this machine, or if programs are compiled for another one.
+
+    A machine compares them once for each device and versions, and remembers that they agree. With several processes a
     difference is an error, as the others would run another program.
     """
-    if jax.default_backend() != "gpu":
+    platform, names = _DECIDED_BY[backend]
+    if jax.default_backend() != platform:
         return True
-    packages = installed(("jaxlib", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"))
-    words = "-".join([jax.local_devices()[0].device_kind, *packages.values()]).replace(" ", "-")
+    words = "-".join([jax.local_devices()[0].device_kind, *installed(names).values()]).replace(" ", "-")
     agreed = user_cache() / "attention" / words
     if agreed.exists():
         return True
-    with jax.ensure_compile_time_eval():  # a step is being traced
-        difference = difference_from_xla("cudnn")
+    with ThreadPoolExecutor(1) as apart:  # a step is being traced, for a mesh that other processes share
+        difference = apart.submit(contextvars.copy_context().run, difference_from_xla, backend).result()
     if difference <= KERNEL_TOLERANCE:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs the next comparison alone
             agreed.parent.mkdir(parents=True, exist_ok=True)
             agreed.write_text(f"{difference}\n")
         return True
-    said = f"cudnn's outputs and gradients differ from xla's by {difference:.1e}"
+    said = f"{backend}'s outputs and gradients differ from xla's by {difference:.1e}"
     if jax.process_count() > 1:
         raise RunError(f"{said} on process {jax.process_index()}: set --execution.attention xla")
-    log.warning("attention by xla, not cudnn: %s", said)
+    log.warning("attention by xla, not %s: %s", backend, said)
     return False
 
 

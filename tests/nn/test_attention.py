@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxlm.distributed.devices import compiling_for
+from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import RunError
 from jaxlm.nn import transformer
 from jaxlm.nn.layers import dropout
@@ -162,65 +163,95 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 )
 def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
     """Fails when a kernel is asked for what it cannot do, or xla takes its place without a word."""
-    transformer._log_once.cache_clear()
     with compiling_for(platform), caplog.at_level("INFO"):
         found = attend(*qkv, causal=True, backend=backend, **options)
     np.testing.assert_array_equal(found, attend(*qkv, causal=True, backend="xla", **options))
     assert why in caplog.text
 
 
-def cudnn_stand_in(monkeypatch, cache, factor=1.0):
-    """Make cuDNN's attention plain XLA with its outputs times a factor, and this process one with a GPU.
+@pytest.fixture(autouse=True)
+def forget():
+    """Each test begins and ends as a new process: nothing was compared or logged."""
+    transformer._log_once.cache_clear()
+    transformer._agrees.cache_clear()
+    yield
+    transformer._agrees.cache_clear()
 
-    cache: the user's folder of caches.
+
+KERNELS = [("gpu", "cudnn"), ("tpu", "flash")]
+
+
+def kernel_stand_in(monkeypatch, cache, platform, factor=1.0):
+    """Make a kernel plain XLA with its outputs times a factor, and this process one with its device.
+
+    cache: the user's folder of caches. Returns a list that grows with each call of the kernel.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     plain = jax.nn.dot_product_attention
     asked = []
 
-    def stand_in(*qkv, implementation, **options):
+    def cudnn(*qkv, implementation, **options):
         asked.append(implementation)
         return factor * plain(*qkv, implementation="xla", **options)
 
-    monkeypatch.setattr("jax.nn.dot_product_attention", stand_in)
-    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    transformer._log_once.cache_clear()
-    transformer._cudnn_agrees.cache_clear()
+    def flash(q, k, v, **options):
+        asked.append("flash")
+        return factor * attend(q, k, v, backend="xla", **options)
+
+    monkeypatch.setattr("jax.nn.dot_product_attention", cudnn)
+    monkeypatch.setattr("jaxlm.nn.flash_attention.flash_attention", flash)
+    monkeypatch.setattr("jax.default_backend", lambda: platform)
     return asked
 
 
-@pytest.mark.parametrize(
-    ("factor", "said"), [(1.0, "attention by cudnn"), (1.1, "attention by xla, not cudnn: cudnn's")]
-)
-def test_auto_compares_cudnn_with_xla_before_it_takes_it(monkeypatch, tmp_path, caplog, factor, said):
+@pytest.mark.parametrize(("platform", "kernel"), KERNELS)
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_auto_compares_a_kernel_with_xla_before_it_takes_it(monkeypatch, tmp_path, caplog, platform, kernel, factor):
     """In a traced step: the comparison runs at once, and a kernel that differs by a tenth is not taken.
 
     The next process on the machine compares again only where they differed.
     """
-    asked = cudnn_stand_in(monkeypatch, tmp_path, factor)
+    asked = kernel_stand_in(monkeypatch, tmp_path, platform, factor)
     qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
-    with compiling_for("gpu"), caplog.at_level("INFO"):
+    with compiling_for(platform), caplog.at_level("INFO"):
         found = jax.jit(lambda *qkv: attend(*qkv, causal=True))(*qkv)
+    said = f"attention by {kernel}" if factor == 1 else f"attention by xla, not {kernel}: {kernel}'s outputs and"
     assert said in caplog.text
     assert len(asked) >= 1
     expected = attend(*qkv, causal=True, backend="xla")
     np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.05, atol=0.05)
-    transformer._cudnn_agrees.cache_clear()
+    transformer._agrees.cache_clear()
     asked.clear()
-    with compiling_for("gpu"):
-        assert transformer._cudnn_agrees() == (factor == 1.0)
+    with compiling_for(platform):
+        assert transformer._agrees(kernel) == (factor == 1.0)
     assert bool(asked) == (factor != 1.0)
-    transformer._cudnn_agrees.cache_clear()
 
 
-def test_a_difference_of_cudnn_among_several_processes_is_an_error(monkeypatch, tmp_path):
+def test_the_comparison_leaves_the_mesh(monkeypatch, tmp_path):
+    """Another process may not compare, as its machine has: fails when the comparison runs on the devices of all."""
+    kernel_stand_in(monkeypatch, tmp_path, "tpu")
+    used = []
+
+    def difference(backend):
+        used.append(len(jax.jit(lambda x: x + 1)(jnp.ones(8)).sharding.device_set))
+        return 0.0
+
+    monkeypatch.setattr(transformer, "difference_from_xla", difference)
+    qkv, _ = rows(64)
+    with use_mesh(make_mesh(MeshConfig())), compiling_for("tpu"):
+        jax.jit(lambda *qkv: attend(*qkv, causal=True))(*qkv)
+    assert used == [1]
+
+
+@pytest.mark.parametrize(("platform", "kernel"), KERNELS)
+def test_a_difference_among_several_processes_is_an_error(monkeypatch, tmp_path, platform, kernel):
     """The other processes may have found none, and would run another program."""
-    cudnn_stand_in(monkeypatch, tmp_path, 1.1)
+    kernel_stand_in(monkeypatch, tmp_path, platform, 1.1)
     monkeypatch.setattr("jax.process_count", lambda: 2)
     qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
-    with compiling_for("gpu"), pytest.raises(RunError, match="on process 0: set --execution.attention xla"):
+    said = f"{kernel}'s outputs and gradients .* on process 0: set --execution.attention xla"
+    with compiling_for(platform), pytest.raises(RunError, match=said):
         attend(*qkv, causal=True)
-    transformer._cudnn_agrees.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -232,7 +263,6 @@ def test_a_difference_of_cudnn_among_several_processes_is_an_error(monkeypatch, 
     ],
 )
 def test_gpus_and_heads_that_cudnn_does_not_support(caplog, capability, width, why):
-    transformer._log_once.cache_clear()
     x = jnp.zeros((1, 1, 8, width), jnp.bfloat16)
     with compiling_for("gpu", capability), caplog.at_level("INFO"):
         attend(x, x, x, causal=True)
@@ -241,7 +271,6 @@ def test_gpus_and_heads_that_cudnn_does_not_support(caplog, capability, width, w
 
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):
     """Parameters are made with one position: fails when a log tells of that what a user reads as the step's."""
-    transformer._log_once.cache_clear()
     one = jnp.zeros((1, 1, 1, 8))
     with compiling_for("tpu"), caplog.at_level("INFO"):
         attend(one, one, one, causal=True)

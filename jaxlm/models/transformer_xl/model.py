@@ -268,8 +268,9 @@ def _attended(
     num_keys = k_BHSK.shape[2]
     offset, scale = num_keys - q_BHLK.shape[2], q_BHLK.shape[3] ** -0.5
     drop = WeightDropout(config.attention_dropout_rate, key)
-    backend = chosen(execution.attention_backend(config.num_layers))
-    if backend == "flash" and takes_flash(q_BHLK, num_keys, offset, drop, False, distances=True):
+    named = execution.attention_backend(config.num_layers)
+    backend, automatic = chosen(named), named == "auto"
+    if backend == "flash" and takes_flash(automatic, q_BHLK, num_keys, offset, drop, False, distances=True):
         from jaxlm.nn.flash_attention import Distances, flash_attention
 
         encodings_1HSK = project_to_heads(shared.relative_SD[None], kernel_DHK, None, _RELATIVE, execution)
