@@ -37,10 +37,13 @@ export RAY_gcs_rpc_server_reconnect_timeout_s=10
 listens() { (exec 3<>"/dev/tcp/$head/$port") 2>/dev/null; }
 
 if [[ " $(hostname -I) " = *" $head "* ]]; then
+  stopped=''
+  trap 'stopped=yes' TERM # while Ray starts
   ray start --head --node-ip-address "$head" --port "$port" --include-dashboard false --disable-usage-stats
   python -m jaxlm.prepare "$@" --engine "ray:$head:$port" &
   command=$!
   trap 'kill -TERM "$command" 2>/dev/null || true' TERM
+  [ -z "$stopped" ] || kill -TERM "$command"
   while kill -0 "$command" 2>/dev/null; do # a signal ends a wait
     wait "$command" || true
   done

@@ -488,7 +488,9 @@ any_worker="set -- jaxlm-pod/*/launch/pod_worker.sh && \$1" # of any commit
 case "$command" in
   create) create ;;
   stop)
-    on_all touch "jaxlm-pod/jobs/$name/stopped"
+    # The command is being started on a worker that has no pid yet: starting it removes the mark.
+    files=jaxlm-pod/jobs/$name
+    on_all bash -c "for ((k = 0; k < 100; k++)); do [ ! -e $files/pid ] || break; sleep 0.1; done; touch $files/stopped"
     on "${nodes[0]}" 0 bash -c "$any_worker stop $name"
     ;;
   status)

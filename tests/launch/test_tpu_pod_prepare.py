@@ -54,7 +54,8 @@ def test_stop_interrupts_the_command_and_its_cluster(cloud):
     cloud.plan("run")
     following = cloud.start("prepare", *POD, *COMMAND, *OUTPUT)
     cloud.wait(lambda: (cloud.root / "running-worker-0").exists(), following)
-    assert cloud.run("stop", *POD, "--run", STORE)[0] == 0
+    code, _, said = cloud.run("stop", *POD, "--run", STORE)
+    assert code == 0, said
     (cloud.root / "signalled").touch()
     _, errors = following.communicate(timeout=60)
     assert following.returncode == 75 and f"store {STORE} was stopped and saved" in errors, errors
