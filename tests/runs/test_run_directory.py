@@ -20,6 +20,7 @@ from jaxlm.data.plan import locked
 from jaxlm.errors import InputError
 from jaxlm.files import write_json
 from jaxlm.runs import directory
+from jaxlm.runs.config import upgraded
 from jaxlm.runs.directory import RunDirectory, split_start
 from jaxlm.text import load_tokenizer, train_sentencepiece
 
@@ -231,6 +232,12 @@ def test_other_versions_than_at_the_last_start_are_told(tmp_path):
         (said,) = run.version_notes()
     assert said.startswith(f"other versions than at the last start: jaxlib 0.1 -> {jax.lib.__version__}")
     assert "last bits" in said and "grain" not in said and "cuda" not in said
+
+
+def test_the_kernel_of_earlier_versions_is_that_of_today():
+    """Fails when a run that named JAX's splash kernel cannot be opened."""
+    found = upgraded({"execution": {"attention": "splash", "dropout_bits": "rbg", "unroll": 1}})
+    assert found == {"execution": {"attention": "flash", "unroll": 1}}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
