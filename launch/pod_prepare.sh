@@ -43,7 +43,7 @@ if [[ " $(hostname -I) " = *" $head "* ]]; then
   python -m jaxlm.prepare "$@" --engine "ray:$head:$port" &
   command=$!
   trap 'kill -TERM "$command" 2>/dev/null || true' TERM
-  [ -z "$stopped" ] || kill -TERM "$command"
+  [ -z "$stopped" ] || kill -TERM "$command" 2>/dev/null || true
   while kill -0 "$command" 2>/dev/null; do # a signal ends a wait
     wait "$command" || true
   done

@@ -92,7 +92,10 @@ def capability_of(device: jax.Device) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def compiling_for(platform: str, capability: tuple[int, int] = (9, 0), kind: str = "") -> Iterator[None]:
-    """Trace programs for a platform, even if this process has no such device. capability: of its GPUs."""
+    """Trace programs for a platform, even if this process has no such device.
+
+    capability: of its GPUs. kind: JAX's name of its devices, empty if it does not matter.
+    """
     token = _compiled_for.set((platform, capability if platform == "gpu" else (0, 0), kind))
     try:
         yield

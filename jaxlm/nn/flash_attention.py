@@ -5,7 +5,6 @@ it yet.
 """
 
 import functools
-import logging
 import math
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import current_spec
 from jaxlm.nn.dropout_masks import LANES, key_words, threshold
 from jaxlm.nn.flash_kernel import WHOLE, Arrays, Blocks, Call, flash
-from jaxlm.nn.transformer import WeightDropout
+from jaxlm.nn.transformer import WeightDropout, log_once
 
 SUBLANES = 16  # rows of a register of 16-bit numbers: widths of heads are filled up to a multiple
 WIDEST_HEAD = 256
@@ -24,7 +23,6 @@ FEWEST_QUERIES = LANES // 2  # they are filled up to LANES
 _QUERIES = 2  # the axis of the weights along which one sample of dropout may serve all
 _MIB = 2**20
 _DEFAULT_MEMORY = 32  # MiB of vector memory that a kernel may use if its arrays do not need more
-log = logging.getLogger(__name__)
 
 
 class Chip(NamedTuple):
@@ -212,10 +210,5 @@ def vector_memory(q_BHLK: jax.Array, num_keys: int, bias: bool, distances: bool)
 def _chip() -> Chip:
     kind = devices.kind()
     if kind not in CHIPS and devices.platform() == "tpu":
-        _log_once(f"flash attention has no blocks for {kind or 'this TPU'}: {SAFE.causal} are used")
+        log_once(f"flash attention has no blocks for {kind or 'this TPU'}: {SAFE.causal} are used")
     return CHIPS.get(kind, SAFE)
-
-
-@functools.cache
-def _log_once(sentence: str) -> None:
-    log.info(sentence)

@@ -104,9 +104,9 @@ def attend(
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         if (reason := _cudnn_lacks(q_BHLK, decoding, 0.0 if drop.key is None else drop.rate, plain)) is not None:
-            _log_once(f"attention by xla, not cudnn: {reason}")
+            log_once(f"attention by xla, not cudnn: {reason}")
         elif not automatic or _agrees("cudnn"):
-            _log_once("attention by cudnn")
+            log_once("attention by cudnn")
             return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
     elif backend not in ("xla", "flash"):
         raise ValueError(f"backend must be auto, xla, flash or cudnn, got {backend!r}")
@@ -149,9 +149,9 @@ def takes_flash(
     if q_BHLK.shape[2] == num_keys == 1:  # models are initialized with one position: no log line
         return False
     if (reason := unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)) is not None:
-        _log_once(f"attention by xla, not flash: {reason}")
+        log_once(f"attention by xla, not flash: {reason}")
     elif not automatic or _agrees("flash"):
-        _log_once("attention by flash")
+        log_once("attention by flash")
         return True
     return False
 
@@ -264,7 +264,7 @@ def _agrees(backend: Backend) -> bool:
 
 
 @functools.cache
-def _log_once(sentence: str) -> None:
+def log_once(sentence: str) -> None:
     """Log a sentence once per process: every layer of a step asks, in every traced program."""
     log.info(sentence)
 

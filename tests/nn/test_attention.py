@@ -172,7 +172,7 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
 @pytest.fixture(autouse=True)
 def forget():
     """Each test begins and ends as a new process: nothing was compared or logged."""
-    transformer._log_once.cache_clear()
+    transformer.log_once.cache_clear()
     transformer._agrees.cache_clear()
     yield
     transformer._agrees.cache_clear()

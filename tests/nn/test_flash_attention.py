@@ -289,7 +289,7 @@ DROPS = WeightDropout(0.1, KEY)
 )
 def test_what_it_cannot_do_xla_does_and_the_log_says_so(length, width, dtype, more, why, caplog):
     """Fails when the compiler meets what the kernel cannot do, or xla takes its place without a word."""
-    transformer._log_once.cache_clear()
+    transformer.log_once.cache_clear()
     x = jax.ShapeDtypeStruct((1, 1, length, width), dtype)
     with compiling_for("tpu", kind="TPU v4"), caplog.at_level("INFO"):
         jax.eval_shape(lambda x: attend(x, x, x, causal=True, **more), x)
@@ -297,7 +297,7 @@ def test_what_it_cannot_do_xla_does_and_the_log_says_so(length, width, dtype, mo
 
 
 def test_a_chip_without_blocks_gets_safe_ones(caplog):
-    flash_attention._log_once.cache_clear()
+    transformer.log_once.cache_clear()
     x = jax.ShapeDtypeStruct((1, 1, 256, 64), jnp.bfloat16)
     with compiling_for("tpu", kind="TPU v9"), caplog.at_level("INFO"):
         jax.eval_shape(lambda x: attend(x, x, x, causal=True), x)

@@ -37,7 +37,7 @@ def pretrained(tmp_path_factory):
         flags += f"--execution.attention {backend} --optimizer.peak-lr 3e-4".split()
         flags += ["--model.num-layers", 1, *(["--model.num-encoder-layers", 1] if name == "t5" else [])]
         flags += ["--run", place, "--data.store", store, "--data.validation", valid]
-        transformer._log_once.cache_clear()
+        transformer.log_once.cache_clear()
         ended = run_here("pretrain", f"debug/{name}", *flags)
         assert ended.code == 0, ended.errors
         assert ("attention by flash" in ended.errors) == (backend == "flash")
