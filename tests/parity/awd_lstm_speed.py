@@ -4,12 +4,12 @@ WikiText-2's sizes, 20 rows of 70 tokens, float32 on the CPU: all dropout, AR an
 """
 
 from jaxlm.models.awd_lstm import AWD_LSTM_WT2
-from parity.in_turn import main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
 
 ROWS, LENGTH = 20, 70
 
 
-def in_torch(steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of PyTorch."""
     import torch
     from torch.nn import functional
@@ -50,7 +50,7 @@ def in_torch(steps: int, warmup: int) -> float:
     return time_steps(step, steps, warmup)
 
 
-def here(steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of `jaxlm.bench`."""
     sizes = ["--model.vocab-size", AWD_LSTM_WT2.vocab_size, "--batch-size", ROWS, "--length", LENGTH]
     return time_bench("pretrain/awd_lstm_wt2", *sizes, steps=steps, warmup=warmup)

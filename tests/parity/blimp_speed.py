@@ -22,14 +22,13 @@ from pathlib import Path
 BATCH_SIZE = 32
 
 
-def write_model(vocabulary: Path, directory: Path) -> None:
+def write_model(vocabulary: Path, directory: Path, **sizes: int) -> None:
     """Write GPT-2 with random weights and its tokenizer as Hugging Face's files. Needs PyTorch."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=4, n_embd=256, n_head=4)
-    GPT2LMHeadModel(config).save_pretrained(directory)
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(directory)
     for theirs, name in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
         (directory / name).write_bytes((vocabulary / theirs).read_bytes())
     GPT2Tokenizer(str(directory / "vocab.json"), str(directory / "merges.txt")).save_pretrained(directory)
@@ -103,7 +102,7 @@ def main() -> None:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         model, pairs = Path(folder, "model"), Path(folder, "pairs.jsonl")
-        write_model(arguments.vocabulary, model)
+        write_model(arguments.vocabulary, model, n_layer=4, n_embd=256, n_head=4)
         for sentences in arguments.sentences:
             write_pairs(arguments.blimp, sentences, pairs)
             ratios = []

@@ -6,7 +6,7 @@ PyTorch's program has torch.nn.LSTM with proj_size. In both, the targets of an u
 pass of its own, as dropout is in one of the two passes alone, and a step changes the parameters that its loss reaches.
 """
 
-from parity.in_turn import main, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_steps, use_all_cores
 
 ROWS, WORDS, VOCABULARY, TAGS, CHARACTERS, BYTES = 32, 20, 10_000, 23, 261, 50
 WIDTH, UNITS, WORD_WIDTH, CHARACTER_WIDTH = 512, (512, 320), 300, 50
@@ -14,7 +14,7 @@ FILTERS = ((2, 100), (3, 100), (4, 100))
 RATE, MOMENTUM, CLIP_NORM, SMOOTHING = 0.1, 0.9, 1.0, 0.1
 
 
-def in_torch(steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a pair of training steps of PyTorch."""
     import torch
     from torch import nn
@@ -91,7 +91,7 @@ def in_torch(steps: int, warmup: int) -> float:
     return time_steps(step, steps, warmup)
 
 
-def here(steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a pair of training steps of jaxlm."""
     import jax
     import numpy as np

@@ -8,13 +8,13 @@ of cells and projections, which torch.nn.LSTM lacks.
 
 import numpy as np
 
-from parity.in_turn import main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
 
 ROWS, WORDS, UNITS, PROJECTION, VOCABULARY = 32, 20, 512, 128, 20_000
 FILTERS, CHARACTER_WIDTH, BYTES, CHARACTERS = ((1, 16), (2, 16), (3, 32), (4, 64)), 16, 50, 261
 
 
-def in_torch(steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step."""
     import torch
     from torch import nn
@@ -69,7 +69,7 @@ def in_torch(steps: int, warmup: int) -> float:
     return time_steps(step, steps, warmup)
 
 
-def here(steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of `jaxlm.bench`."""
     sizes = {"vocab-size": VOCABULARY, "width": 2 * PROJECTION, "units": UNITS, "dropout-rate": 0}
     words = [word for name, value in sizes.items() for word in (f"--model.{name}", value)]

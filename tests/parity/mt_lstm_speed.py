@@ -5,13 +5,13 @@ SGD with the norm clipped at 5. PyTorch's program has torch.nn.LSTM for the enco
 torch.nn.LSTMCell for the decoder, with the output of a step as a part of the next one's input.
 """
 
-from parity.in_turn import main, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_steps, use_all_cores
 
 ROWS, WORDS, VOCABULARY, WIDTH, WORD_WIDTH, LAYERS = 64, 16, 10_000, 600, 300, 2
 RATE, CLIP_NORM = 1.0, 5.0
 
 
-def in_torch(steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of PyTorch."""
     import torch
     from torch import nn
@@ -62,7 +62,7 @@ def in_torch(steps: int, warmup: int) -> float:
     return time_steps(step, steps, warmup)
 
 
-def here(steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of jaxlm, with the loss of `finetune/mt_lstm`."""
     import jax
     import numpy as np

@@ -7,12 +7,12 @@ both. PyTorch's statement has batched products and the shift by padding.
 """
 
 from jaxlm.models.transformer_xl import ENWIK8
-from parity.in_turn import main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
 
 ROWS, LENGTH = 2, 512
 
 
-def in_torch(steps: int, warmup: int) -> float:
+def in_torch(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of PyTorch."""
     import torch
     from torch.nn import functional
@@ -81,7 +81,7 @@ def in_torch(steps: int, warmup: int) -> float:
     return time_steps(step, steps, warmup)
 
 
-def here(steps: int, warmup: int) -> float:
+def here(steps: int, warmup: int) -> Timed:
     """Return the median seconds of a training step of `jaxlm.bench`."""
     sizes = ["--model.vocab-size", ENWIK8.vocab_size, "--batch-size", ROWS, "--length", LENGTH]
     return time_bench("pretrain/transformer_xl_enwik8", *sizes, steps=steps, warmup=warmup)
