@@ -5,9 +5,10 @@ the masks and the next-sentence loss. The learning rate is constant, and all row
 Without `--data.store` the rows are full rows of random ids (one pair per row for BERT). With it they are the rows that
 a run on that store reads, and the tokens that are not padding are reported too.
 
-`--model NAME` in place of a config measures a published model without dropout, in batches of 8 x 512 tokens: gpt1
-(the default), gpt2, bert-base, bert-large or lstm. Short spellings: `--batch`, `--layers`, `--width`, `--heads`,
-`--dropout`, `--dtype f32|bf16|f16`, `--remat`, `--unroll`, `--loss-chunks`, `--store`, `--pairs-per-row`.
+`--model NAME` in place of a config measures a published model without dropout, in batches of 8 x 512 tokens: gpt1 (the
+default), gpt2-xl, bert-large, t5-base, lstm and others, which an unknown name lists. Short spellings: `--batch`,
+`--layers`, `--width`, `--heads`, `--dropout`, `--dtype f32|bf16|f16`, `--remat`, `--unroll`, `--loss-chunks`,
+`--store`, `--pairs-per-row`.
 
 FLOPs are 6 x (non-embedding and output-projection parameters used per token) + 12 x layers x width x length per
 position of a row, the second term halved for causal attention. The last line of standard output is one JSON object.

@@ -132,6 +132,11 @@ class Arithmetic:
     """The head that classifies pooled states of sentence pairs in pretraining; None without one."""
 
 
+def reordered_targets(carry: Any, take: Callable[[jax.Array], jax.Array]) -> Any:
+    """Return the carry of other rows of the same sources: `carry.own` is taken, and what was read of a source stays."""
+    return carry._replace(own=jax.tree.map(take, carry.own))
+
+
 @dataclass(frozen=True)
 class Model:
     """A model of a family: a config, and how it is executed. Parameters are one tree, {"backbone": …, "head": …}."""

@@ -74,7 +74,7 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class Execution:
-    """Run fields of a model: dtype, attention backend, rematerialization, unrolling of the layer loop."""
+    """Fields of how a model is executed: dtype, attention backend, rematerialization, unrolling of the layer loop."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute dtype. auto: bfloat16 on TPUs and on GPUs of compute capability 8.0 on, else float32. float16: with a

@@ -31,7 +31,7 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import InputError
 from jaxlm.nn.config import Adaptive, Execution
-from jaxlm.nn.layers import embed, gathered, linear, summed
+from jaxlm.nn.layers import embed, fold, gathered, linear, summed
 
 _TABLE, _PROJECTION = ("vocabulary", "width"), ("width", "whole_width")  # axes
 
@@ -244,6 +244,10 @@ class UntiedOutput:
         kernel_VD: jax.Array = params["head"]["classifier"]["kernel"]
         return kernel_VD
 
+    def bias(self, params: Any) -> jax.Array | None:
+        """Return b (V,) of scores h W^T + b, or None."""
+        return None
+
     def scored(self, states: jax.Array) -> jax.Array:
         """Return h, from the last states of the model."""
         return states
@@ -262,9 +266,29 @@ class UntiedOutput:
         chunks: int = 0,
         penalty: Penalty | None = None,
     ):
-        table_VD = self.table(params, output)
+        table_VD, bias_V = self.table(params, output), self.bias(params)
         chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], table_VD)
-        return projected_cross_entropy(self.scored(states), table_VD, targets, weights, chunks, None, penalty)
+        return projected_cross_entropy(self.scored(states), table_VD, targets, weights, chunks, bias_V, penalty)
+
+
+class BiasedOutput(UntiedOutput):
+    """Scores are h W^T + b, with b (V,) of its own, `params["head"]["classifier"]["bias"]`, which begins with zeros."""
+
+    bias_initializer = staticmethod(nn.initializers.zeros_init())
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return kernel and bias of the classifier, as {"classifier": …}."""
+        bias = with_axes(self.bias_initializer, ("vocabulary",))(fold(key, 1), self.shape[:1])
+        return {"classifier": super().init(key)["classifier"] | {"bias": bias}}
+
+    def bias(self, params: Any) -> jax.Array:
+        """Return b."""
+        bias_V: jax.Array = params["head"]["classifier"]["bias"]
+        return bias_V
+
+    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
+        """Return float32 scores (…, V)."""
+        return super().logits(params, states, output) + self.bias(params)
 
 
 PROJECTION_STD = 0.01  # of the projections (train.py, --proj_init_std)

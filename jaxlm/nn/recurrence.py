@@ -9,7 +9,7 @@ those of TensorFlow's LSTMCell.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -260,3 +260,9 @@ class BiLSTM(nn.Module):
         x_LBG = jnp.swapaxes(x_BLG, 0, 1)
         h_LBP, _ = lstm(x_LBG, kernel_PG, start, real_LB, never, kernel_out, reverse=backwards)
         return constrain(jnp.swapaxes(h_LBP, 0, 1), STATES)
+
+
+def stacked_layers(hidden: Sequence[jax.Array]) -> jax.Array:
+    """Return layers of different widths, (B, L, D) each, as (N, B, L, D), zeros at the ends of narrower ones."""
+    widest = max(x.shape[-1] for x in hidden)
+    return jnp.stack([jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[-1]))) for x in hidden])

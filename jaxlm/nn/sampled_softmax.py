@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from jaxlm.distributed.mesh import constrain, with_axes
+from jaxlm.distributed.mesh import constrain
 from jaxlm.errors import InputError
-from jaxlm.nn.output import Penalty, UntiedOutput, num_loss_chunks, projected_cross_entropy
+from jaxlm.nn.output import BiasedOutput, Penalty
 
 
 class Sample(NamedTuple):
@@ -85,7 +84,7 @@ def sampled_cross_entropy(
     return jnp.sum(weights_T * nll_T), jnp.sum(weights_T * hits_T)
 
 
-class SampledOutput(UntiedOutput):
+class SampledOutput(BiasedOutput):
     """Scores are h W^T + b, with W (V, D) and b (V,) of its own. The loss is over a `Sample`, or over all ids.
 
     `Outputs.output` is the sample of a pass in training, and None in evaluation. rank: see `sampled_cross_entropy`.
@@ -94,13 +93,6 @@ class SampledOutput(UntiedOutput):
     def __init__(self, *sizes: Any, rank: Callable[[jax.Array], jax.Array] = lambda ids: ids) -> None:
         super().__init__(*sizes)
         self.rank = rank
-
-    def init(self, key: jax.Array) -> dict[str, Any]:
-        bias = with_axes(nn.initializers.zeros_init(), ("vocabulary",))(key, self.shape[:1])
-        return {"classifier": super().init(key)["classifier"] | {"bias": bias}}
-
-    def logits(self, params: Any, states: jax.Array, output: Sample | None) -> jax.Array:
-        return super().logits(params, states, output) + params["head"]["classifier"]["bias"]
 
     def loss(
         self,
@@ -113,13 +105,12 @@ class SampledOutput(UntiedOutput):
         penalty: Penalty | None = None,
     ):
         """Return the sums of `sampled_cross_entropy`, or without a sample those of `projected_cross_entropy`."""
-        table_VD, bias_V = self.table(params, output), params["head"]["classifier"]["bias"]
         if output is None:
-            chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], table_VD)
-            return projected_cross_entropy(states, table_VD, targets, weights, chunks, bias_V, penalty)
+            return super().loss(params, states, output, targets, weights, chunks, penalty)
         if penalty is not None:
             raise InputError(
                 "label smoothing and a z-loss must be 0 for a sampled softmax, got "
                 f"{penalty.label_smoothing:g} and {penalty.z_loss:g}; leave them out"
             )
+        table_VD, bias_V = self.table(params, output), self.bias(params)
         return sampled_cross_entropy(states, table_VD, bias_V, targets, weights, output, self.rank)

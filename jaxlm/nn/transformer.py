@@ -5,7 +5,7 @@ The blocks themselves differ in norms, residuals and dropout, and each family wr
 Attention (Vaswani et al., 2017, equation 1) has one entrance, `attend`, and several backends. `xla` is plain arithmetic
 and the reference. The kernels, `flash` on a TPU and `cudnn` on a GPU, never hold the scores. They agree with it forward
 and backward on packed rows; cases they do not support fall back to `xla`, and the log says so. As neither was ever run
-where this program is developed, each process compares its kernel with `xla` before `auto` takes it.
+where this program is developed, the first process on a machine compares its kernel with `xla` before `auto` takes it.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ from jaxlm.models.heads.head import Head
 from jaxlm.models.model import Model
 from jaxlm.models.views import PRIMARY
 from jaxlm.objectives.objective import Objective, Sums
-from jaxlm.objectives.task import task_outputs
+from jaxlm.objectives.task import counted_tags, task_outputs
 
 
 def with_unlabelled(labelled: Objective, model: Model, head: Head, dropout_rate: float) -> Objective:
@@ -32,12 +32,12 @@ def with_unlabelled(labelled: Objective, model: Model, head: Head, dropout_rate:
     noisy = build(with_dropout(model.config, dropout_rate), model.execution)
 
     def weights(batch: UnlabelledBatch) -> Sums:
-        real_BL = words(batch)
+        real_BL = counted_tags(batch)
         return {_term(view): jnp.sum(real_BL * shifted(real_BL, shift)) for view, shift in head.auxiliary.items()}
 
     def sums(params: Any, batch: UnlabelledBatch, carry: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         scores, _ = task_outputs(model, head, jax.lax.stop_gradient(params), batch)
-        targets_BLT, real_BL = jax.nn.softmax(scores), words(batch)
+        targets_BLT, real_BL = jax.nn.softmax(scores), counted_tags(batch)
         seen = batch if batch.masked is None else dataclasses.replace(batch, ids=batch.masked)
         read = head.read(noisy, params, seen, head.model_outputs(noisy, params, seen, key))
         of_views: Any = head.apply({"params": params["head"]}, *read, method="of_views")
@@ -50,11 +50,6 @@ def with_unlabelled(labelled: Objective, model: Model, head: Head, dropout_rate:
     terms = {_term(view): 1.0 for view in head.auxiliary}
     unlabelled = Objective(dict(terms), weights, sums, trains=_all_but([PRIMARY]))
     return dataclasses.replace(labelled, trains=_all_but(head.auxiliary), others={UnlabelledBatch: unlabelled})
-
-
-def words(batch: UnlabelledBatch) -> jax.Array:
-    """Return 1 for each word whose tag counts, float32 (B, L), else 0."""
-    return batch.weights[:, None] * (batch.labels >= 0)
 
 
 def shifted(x: jax.Array, shift: int) -> jax.Array:

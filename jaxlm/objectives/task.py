@@ -131,11 +131,16 @@ class SpanLoss(TaskLoss):
         return jnp.sum(batch.weights * jnp.all(jnp.argmax(outputs, axis=1) == batch.labels, axis=-1))
 
 
+def counted_tags(batch: ExampleBatch) -> jax.Array:
+    """Return the weight of the row for each token that has a tag, float32 (B, L), else 0."""
+    return batch.weights[:, None] * (batch.labels >= 0)
+
+
 class TagLoss(TaskLoss):
     """Cross-entropy over the tags of tokens that have one."""
 
     def counts(self, batch: ExampleBatch) -> jax.Array:
-        return batch.weights[:, None] * (batch.labels >= 0)
+        return counted_tags(batch)
 
 
 class TagSequenceLoss(TagLoss):

@@ -22,7 +22,7 @@ from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, fold, gathered, project
 from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
-from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, uniform
+from jaxlm.nn.recurrence import LSTMState, boundaries, lstm, stacked_layers, uniform
 
 State = tuple[LSTMState, ...]  # of each layer, (1, B, U)
 
@@ -79,7 +79,7 @@ class AWDLSTM(nn.Module):
             hidden.append(constrain(_locked(raw_BLD, rate, fold(key, 2 * number + 3)), STATES))
             ends.append(end)
         after = None if carry is None else tuple(ends)
-        return Outputs(hidden[-1], _stacked(hidden) if layers else None, after, output, raw_BLD)
+        return Outputs(hidden[-1], stacked_layers(hidden) if layers else None, after, output, raw_BLD)
 
 
 class Layer(nn.Module):
@@ -111,11 +111,6 @@ class Layer(nn.Module):
 def _locked(x_BLD: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Return `x` after a dropout whose mask is the same at all positions of a row (Gal and Ghahramani, 2016)."""
     return dropout(x_BLD, rate, key, shared_axes=(1,))
-
-
-def _stacked(hidden: list[jax.Array]) -> jax.Array:
-    widest = max(x.shape[-1] for x in hidden)
-    return jnp.stack([jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[-1]))) for x in hidden])
 
 
 ARITHMETIC = Arithmetic(

@@ -19,7 +19,7 @@ from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.nn.characters import CharacterEncoder
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, embed, fold, project
-from jaxlm.nn.recurrence import BiLSTM, uniform
+from jaxlm.nn.recurrence import BiLSTM, stacked_layers, uniform
 from jaxlm.nn.scalar_mix import ScalarMix, normed_over_batch
 
 
@@ -60,7 +60,7 @@ class WordBiLSTM(nn.Module):
             layer = BiLSTM(units, 1, config.projection, x_BLD.dtype, name=f"layer_{number}")
             y_BLD = layer(hidden[-1], real_BL).astype(x_BLD.dtype)
             hidden.append(constrain(dropout(y_BLD, config.dropout_rate, fold(key, number + 1)), STATES))
-        return Outputs(hidden[-1], _stacked(hidden, config.width) if layers else None, None, None)
+        return Outputs(hidden[-1], stacked_layers(hidden) if layers else None, None, None)
 
 
 class WordVectors(nn.Module):
@@ -103,12 +103,6 @@ class WordVectors(nn.Module):
         bias = self.param("feed_forward_bias", with_axes(zeros, names[1:]), shape[1:])
         hidden = jax.nn.relu(project(vectors, kernel, bias, names, self.execution))
         return dropout(hidden, config.input_feed_forward_dropout_rate, fold(key, len(config.feature_shapes) + 2))
-
-
-def _stacked(hidden: list[jax.Array], width: int) -> jax.Array:
-    """Return the vectors of the words and the layers as one array, the narrower of them with zeros at their end."""
-    widest = max(hidden[0].shape[-1], width)
-    return jnp.stack([jnp.pad(x, ((0, 0), (0, 0), (0, widest - x.shape[-1]))) for x in hidden])
 
 
 class WithoutOutput:

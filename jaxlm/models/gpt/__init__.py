@@ -69,7 +69,7 @@ GPT2_XL = replace(GPT2, num_layers=48, width=1600, num_heads=25, feed_forward_wi
 FAMILY = Family(
     config=GPTConfig,
     title="a decoder (gpt)",
-    sizes={"gpt1": GPT1, "gpt2": GPT2},
+    sizes={"gpt1": GPT1, "gpt2": GPT2, "gpt2-medium": GPT2_MEDIUM, "gpt2-large": GPT2_LARGE, "gpt2-xl": GPT2_XL},
     positions="num_positions",
     other_sizes={"num_heads": "heads", "num_positions": "positions"},
 )

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.distributed.mesh import constrain, with_axes
-from jaxlm.models.model import Arithmetic, Inputs, Outputs
+from jaxlm.models.model import Arithmetic, Inputs, Outputs, reordered_targets
 from jaxlm.models.mt_lstm import MTLSTMConfig
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import STATES, dropout, embed, fold, gathered, project
-from jaxlm.nn.output import UntiedOutput, num_loss_chunks, projected_cross_entropy
-from jaxlm.nn.recurrence import LSTMState, boundaries, gates, lstm, uniform, weight_gradient
+from jaxlm.nn.output import BiasedOutput
+from jaxlm.nn.recurrence import LSTMState, boundaries, gates, lstm, stacked_layers, uniform, weight_gradient
 
 TABLE = ("vocabulary", "width")
 MATRIX = ("width", "whole_width")
@@ -69,7 +69,7 @@ class Factors(NamedTuple):
 
 
 class MTLSTM(nn.Module):
-    """The encoder and the decoder. The output layer is `BiasedOutput`."""
+    """The encoder and the decoder. The output layer is `UniformOutput`."""
 
     config: MTLSTMConfig
     execution: Execution = Execution()
@@ -113,12 +113,12 @@ class MTLSTM(nn.Module):
         h_NBLD = jnp.swapaxes(steps, 1, 2).astype(x_BLW.dtype)
         states_BLD = constrain(h_NBLD[-1], STATES)
         after = None if carry is None else Decoding(end, source)
-        return Outputs(states_BLD, _stacked(x_BLW, h_NBLD) if layers else None, after, None)
+        return Outputs(states_BLD, stacked_layers([x_BLW, *h_NBLD]) if layers else None, after, None)
 
     def read(self, source: Inputs, layers: bool = False) -> Outputs:
         """Return the outputs of the encoder, CoVe's vectors. layers: the word vectors, and the states of each layer."""
         (x_BSW, *hidden), _ = self.encode(source)
-        return Outputs(hidden[-1], _stacked(x_BSW, jnp.stack(hidden)) if layers else None, None, None)
+        return Outputs(hidden[-1], stacked_layers([x_BSW, *hidden]) if layers else None, None, None)
 
     def encode(self, source: Inputs, train: bool = False) -> tuple[list[jax.Array], list[list[LSTMState]]]:
         """Return the word vectors and the states of each layer of the encoder (B, S, D), and the ends of each layer.
@@ -335,27 +335,12 @@ def _decode_backward(residuals, cotangents):
 decode.defvjp(_decode_forward, _decode_backward)
 
 
-class BiasedOutput(UntiedOutput):
-    """Scores are h W^T + b, with W (V, D) and b (V,) of its own, both uniform."""
+class UniformOutput(BiasedOutput):
+    """Scores are h W^T + b, with initial values of both from a uniform distribution."""
 
     def __init__(self, config: MTLSTMConfig) -> None:
         super().__init__(config.vocab_size, config.width, config.init_std)
-        self.initializer = uniform(config.init_range)
-
-    def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return the classifier, as {"classifier": …}."""
-        bias = with_axes(self.initializer, ("vocabulary",))(fold(key, 1), self.shape[:1])
-        return {"classifier": super().init(key)["classifier"] | {"bias": bias}}
-
-    def logits(self, params: Any, states: jax.Array, output: Any) -> jax.Array:
-        """Return float32 scores (…, V)."""
-        return super().logits(params, states, output) + params["head"]["classifier"]["bias"]
-
-    def loss(self, params, states, output, targets, weights, chunks=0, penalty=None):
-        """Return the sums of `projected_cross_entropy`."""
-        table_VD, bias_V = self.table(params, output), params["head"]["classifier"]["bias"]
-        chunks = num_loss_chunks(chunks, targets.shape[0], targets.shape[1], table_VD)
-        return projected_cross_entropy(states, table_VD, targets, weights, chunks, bias_V, penalty)
+        self.initializer = self.bias_initializer = uniform(config.init_range)
 
 
 def started(ends: list[list[LSTMState]]) -> DecoderState:
@@ -385,11 +370,6 @@ def decoding_carry(config: MTLSTMConfig, rows: int, length: int, dtype: Any) -> 
     return Decoding(DecoderState(layers, jnp.zeros_like(layers.h[:1])))
 
 
-def reordered(carry: Decoding, take: Any) -> Decoding:
-    """Return the carry of other rows of the same texts, whose sources are the same."""
-    return carry._replace(own=jax.tree.map(take, carry.own))
-
-
 def _twice(rate: float) -> float:
     """Return the rate of two dropouts in sequence: what the decoder reads is dropped by it and by its first layer."""
     return 1.0 - (1.0 - rate) ** 2
@@ -404,17 +384,10 @@ def _real(inputs: Inputs) -> jax.Array:
     return jnp.ones_like(inputs.ids, bool) if inputs.segments is None else inputs.segments > 0
 
 
-def _stacked(x_BLW: jax.Array, h_NBLD: jax.Array) -> jax.Array:
-    """Return the word vectors and the layers as one array, the narrower of them with zeros at their end."""
-    widest = max(x_BLW.shape[-1], h_NBLD.shape[-1])
-    parts = (jnp.pad(part, (*[(0, 0)] * 3, (0, widest - part.shape[-1]))) for part in (x_BLW[None], h_NBLD))
-    return jnp.concatenate(list(parts))
-
-
 ARITHMETIC = Arithmetic(
     module=MTLSTM,
-    output_layer=BiasedOutput,
+    output_layer=UniformOutput,
     flops_per_token=flops_per_token,
     decoding_carry=decoding_carry,
-    reordered=reordered,
+    reordered=reordered_targets,
 )

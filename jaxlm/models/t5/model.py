@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxlm.distributed.mesh import constrain, with_axes
-from jaxlm.models.model import Arithmetic, Inputs, Outputs
+from jaxlm.models.model import Arithmetic, Inputs, Outputs, reordered_targets
 from jaxlm.models.t5 import T5Config
 from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import (
@@ -366,11 +366,6 @@ def flops_per_token(config: T5Config, length: int, predicted: float | None) -> f
     return 6 * ((1 - targets) * source + targets * target) + 12 * inner * attention
 
 
-def reordered(carry: Decoding, take: Any) -> Decoding:
-    """Return the carry of other rows of the same texts, whose sources are the same."""
-    return carry._replace(own=jax.tree.map(take, carry.own))
-
-
 def decoding_carry(config: T5Config, rows: int, length: int, dtype: Any) -> Decoding:
     """Return the carry before the source is read, with room for `length` targets."""
     shape = (config.num_layers, rows, config.num_heads, length, config.head_width)
@@ -382,5 +377,5 @@ ARITHMETIC = Arithmetic(
     output_layer=T5Output,
     flops_per_token=flops_per_token,
     decoding_carry=decoding_carry,
-    reordered=reordered,
+    reordered=reordered_targets,
 )
