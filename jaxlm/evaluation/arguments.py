@@ -190,7 +190,8 @@ class FeaturesOf(OneCheckpoint):
     """Write one vector per text, {"index": 0, "embedding": [...]}. mean: the mean over its tokens, special ones
     included. first: the first token, of an encoder. last: the last token."""
     layers: tuple[int, ...] = ()
-    """Layers: -1 is the last, 0 are the embeddings. Default: -1 -2 -3 -4, with --pooling -1."""
+    """Layers: -1 is the last, 0 are the embeddings. Default: -1 -2 -3 -4, as far as a model has them, and -1 with
+    --pooling."""
     state: StateBefore = "empty"
     """State of an ELMo before a line. empty: zeros. carried: that after the line in the same row of the batch before,
     as in bilm-tf and AllenNLP; vectors then depend on the order of the lines and on --batch-size. warmed_up: the same,

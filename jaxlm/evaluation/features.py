@@ -76,8 +76,8 @@ def layers_of(arguments: FeaturesOf, model: Model) -> tuple[int, ...]:
         raise InputError(
             f"layers must be one layer with pooling, got {' '.join(map(str, arguments.layers))}; give one of them"
         )
-    layers = arguments.layers or (LAYERS if arguments.pooling is None else LAYERS[:1])
     most = model.family.num_text_layers(model.config)
+    layers = arguments.layers or LAYERS[: most + 1 if arguments.pooling is None else 1]
     if wrong := [layer for layer in layers if not -most - 1 <= layer <= most]:
         raise InputError(
             f"layers must be from {-most - 1} to {most}, got {wrong[0]}; 0 are the embeddings, -1 is the last layer"
