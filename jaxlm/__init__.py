@@ -1,4 +1,4 @@
-"""jaxlm: pretrain a GPT or a BERT of your own, fine-tune it, and check every number on the way.
+"""Pretrain, fine-tune and evaluate language models in JAX and Flax.
 
 The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate. It changes no
 setting of the process, but for what JAX's GPU plugin needs where it is installed (`jaxlm.cuda`). docs/python.md

@@ -1,10 +1,11 @@
 """Label new rows with a fine-tuned run: `python -m jaxlm.predict --run RUN --input new.csv [--output labelled.csv]`.
 
-Rows are streamed and labelled in order, with `index` (0-based), `prediction` and `scores`. The prediction is spelt as
-in the task's files: a label, a list of labels, a score, the text of an answer ("" for none), or a list of tags, which
-come with their `tokens`. scores: a probability for each label; the probability of an answer; the probabilities of tags;
-empty for a score. In CSV and TSV, lists and scores are JSON in a cell, and cells are quoted as in CSV. An output that
-ends in .conll has a line for each word with its tag, and an empty line after each sentence.
+Rows are streamed and labelled in order, with `index` (0-based), `prediction` and `scores`. The prediction is spelled
+as in the task's files: a label, a list of labels, a score, the text of an answer ("" for none), a generated text, or a
+list of tags, which come with their `tokens`. `scores` has a probability for each label, the probability of an answer,
+the log-probability of a generated text, or the probabilities of the tags; it is empty for a score. In CSV and TSV,
+lists and scores are JSON in a cell, and cells are quoted as in CSV. An output that ends in .conll has a line
+for each word with its tag, and an empty line after each sentence.
 """
 
 import contextlib

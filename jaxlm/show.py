@@ -1,12 +1,13 @@
 """Show a store, runs, the batch of a step or a task: `python -m jaxlm.show STORE|RUN …|CONFIG|--task TASK`.
 
-A token store: its counts and some of its documents, decoded, music as a piano roll; `--document K --output FILE` writes
-a document back. A run: its progress, results and starts, or with --step N
-the batch of that step. Several runs: the fields that differ, their metrics and their losses. `--plot FILE.png` writes
-the curves of one or more runs. A config: its fields, parameters, tokens and learning rates; with its data the decoded
-batch of a step. The data are a store for pretraining (`--data.store`), and a task for fine-tuning (`--task`, with
-`--tokenizer` or `--start`). Any field can be given, as for training. A task without a config: the lengths and labels of
-its rows, duplicates, overlap with train and empty texts, in tokens too with `--tokenizer` or `--start`.
+For a token store it prints the counts and some decoded documents, music as a piano roll; `--document K --output FILE`
+writes a document back. For a run it prints the progress, the results and the starts, or with `--step N` the batch of
+that step. For several runs it prints the fields that differ, the metrics and the losses. `--plot FILE.png` writes the
+curves of one or more runs. For a config it prints the fields, the parameters, the tokens and the learning rates, and
+with its data the decoded batch of a step. The data are a store for pretraining (`--data.store`), and a task for
+fine-tuning (`--task`, with `--tokenizer` or `--start`). Any field can be given, as for training. For a task without a
+config it prints the lengths and labels of the rows, duplicates, overlap with train and empty texts, in tokens too with
+`--tokenizer` or `--start`.
 """
 
 import sys

@@ -354,7 +354,7 @@ def check_pages(site: Path) -> None:
     assert "copybutton.js" in index
     table = (REPOSITORY / "README.md").read_text(encoding="utf-8").split("\n## Systems\n")[1].split("\n## ")[0]
     systems = re.findall(r"\(docs/(\w+)\.md\) \|$", table, re.MULTILINE)
-    assert len(systems) == 10 and all(f'href="{name}.html"' in index.split("<article")[1] for name in systems)
+    assert len(systems) == 14 and all(f'href="{name}.html"' in index.split("<article")[1] for name in systems)
     for path in site.glob("*.html"):
         for block in re.findall(r"highlight-bash.*?<pre>(.*?)</pre>", path.read_text(encoding="utf-8"), re.DOTALL):
             lines = html.unescape(re.sub(r"<[^>]*>", "", block)).split("\n")

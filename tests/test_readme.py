@@ -44,7 +44,7 @@ def test_every_system_has_configs_that_exist():
     found = {
         system: re.findall(r"`((?:pretrain|finetune)/\w+)`", " ".join(row)) for system, *row in rows(section("Systems"))
     }
-    assert len(found) == 13 and all(found.values())
+    assert len(found) == 14 and all(found.values())
     assert {name for names in found.values() for name in names} <= set(known_configs())
 
 

@@ -117,7 +117,7 @@ class Topology:
         from jax.experimental import topologies
 
         if importlib.util.find_spec("libtpu") is None:
-            raise InputError("the TPU compiler is not installed: launch/setup.sh tpu, or pip install 'jaxlm[tpu]'")
+            raise InputError("the TPU compiler is not installed; run launch/setup.sh tpu, or pip install 'jaxlm[tpu]'")
         options: dict[str, Any] = {}
         if self.chip.chip_config is not None:
             options["chip_config_name"] = self.chip.chip_config

@@ -50,7 +50,7 @@ class TaskArguments(DataArguments):
     config: tyro.conf.Positional[str]
     """A config file, or its name: finetune/gpt1, finetune/bert."""
     start: str | None = None
-    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
+    """A run to start from, RUN or RUN@STEP, or published weights, for example hf:DIR. Default: from scratch."""
     tokenizer: str | None = None
     """Tokenizer of a new run: sentencepiece:FILE, wordpiece:VOCAB.txt, gpt1:DIR, gpt2:DIR, hf:DIR, store:DIR, or
     vectors:FILE, the words of a file of word vectors."""

@@ -160,7 +160,9 @@ class _ZstdReader(io.RawIOBase):
         try:
             import zstandard
         except ImportError as error:
-            raise InputError(f"{path}: reading .zst needs zstandard; pip install zstandard") from error
+            raise InputError(
+                f"{path}: .zst needs zstandard, which is not installed; run pip install zstandard"
+            ) from error
         self._library, self._file = zstandard, file
         self._frame: Any = None
         self._input = b""

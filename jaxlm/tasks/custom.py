@@ -137,7 +137,7 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     }
     rows = {name: list(reader) for name, reader in readers.items()}
     if not rows["train"]:
-        raise InputError(f"{paths['train']}: the file has no rows below its header")
+        raise InputError(f"{paths['train']} has no rows below its header; give a file with some")
     task = task.named_by(rows["train"], custom, str(paths["train"]))
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
 

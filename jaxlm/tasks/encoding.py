@@ -255,7 +255,7 @@ def encode_examples(
     """Return examples, labelled or not, as token sequences of at most `length`; see `encode_split`."""
     if task.of_tokens and not FORMATS[input_format].every_token:
         raise InputError(
-            f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from a BERT"
+            f"task {task.name} needs an encoder, which attends to the tokens on both sides; start from one"
         )
     return task.encode(tuple(examples), tokenizer, length, input_format, part)
 

@@ -91,7 +91,7 @@ def read_task(
     fraction = HELD_OUT_FRACTION
     if name == "custom":
         if task_dir and is_catalogue(task_dir):
-            raise InputError("task custom: reads a user's own files, not TFDS; give --custom.train FILE")
+            raise InputError(f"--task-dir must be a directory with task custom, got {task_dir}; give --custom.train")
         task, splits = read_custom(custom or CustomConfig(), task_dir)
     elif name in BUILT_IN:
         task, splits = _read_built_in(BUILT_IN[name], task_dir, options)

@@ -322,7 +322,7 @@ def collect(
         label = parse(example.label, task, reader.where(number))
         examples.append(task.example(example.texts, example.choices, label))
     if not examples:
-        raise InputError(f"{reader.name} has no rows")
+        raise InputError(f"{reader.name} has no rows; give a file with some")
     missing = [number for (number, _), example in zip(rows, examples, strict=True) if example.label is None]
     if missing and len(missing) < len(examples) and reader.short_rows == "drop":
         dropped += [(number, "no label") for number in missing]

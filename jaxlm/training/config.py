@@ -191,7 +191,7 @@ class PretrainArguments:
     run: str
     """The run directory, or gs://BUCKET/RUN, to create or to resume."""
     start: str | None = None
-    """A run to start from (RUN or RUN@STEP). Default: from scratch."""
+    """A run to start from, RUN or RUN@STEP, or published weights, for example hf:DIR. Default: from scratch."""
     start_with: Literal["parameters", "state"] = "parameters"
     """Content to load from --start. state: moments and step too, to train longer or at another learning rate."""
     start_vocabulary: Literal["same", "matched"] = "same"

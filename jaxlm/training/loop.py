@@ -231,5 +231,5 @@ def explain_failure(error: Exception) -> Exception:
             f"{largest_batch()} ({text.splitlines()[0][:200]})"
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RunError(f"disk full: {error.filename or error}; make room, then rerun the same command to resume")
+        return RunError(f"the disk is full: {error.filename or error}; make room and rerun the same command to resume")
     return error

@@ -67,7 +67,10 @@ def make_head_learner(config: FinetuneConfig, task: Task, execution: Execution) 
     model = build(sizes, execution)
     inputs = FORMATS[model.family.input_format]
     if task.of_tokens and not inputs.every_token:
-        raise InputError(f"task {task.name} of kind {task.kind} needs an encoder; start from one")
+        raise InputError(
+            f"task {task.name} of kind {task.kind} needs an encoder, which attends to the tokens on both sides; "
+            "start from one"
+        )
     apart = inputs.apart and inputs.num_sequences(task) > 1
     head = make_head(task, config, pooled=not inputs.reads_last, apart=apart)
 

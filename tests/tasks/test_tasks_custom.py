@@ -165,7 +165,7 @@ def test_labels_of_dev_and_test_must_be_known(tmp_path):
         read(tmp_path, train, dev="text\na\n")
     with pytest.raises(InputError, match="absent.tsv cannot be read: No such file"):
         read_task("custom", str(tmp_path), CustomConfig(train="absent.tsv", **SINGLE))
-    with pytest.raises(InputError, match="not TFDS"):
+    with pytest.raises(InputError, match="--task-dir must be a directory with task custom"):
         read_task("custom", "tfds", CustomConfig(train="x", **SINGLE))
 
 

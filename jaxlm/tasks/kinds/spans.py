@@ -48,7 +48,7 @@ def read_questions(path: Path | str, task: Task, *, labelled: bool, errors: Erro
             raise InputError(f"{path}: ids must be distinct, got {example.name!r} twice; give each question its own")
         seen.add(example.name)
     if not examples:
-        raise InputError(f"{path} has no questions")
+        raise InputError(f"{path} has no questions; give a file with some")
     empty = sum(not text for example in examples for text in example.parts)
     return Split(tuple(examples), len(examples), (), empty)
 

@@ -46,7 +46,7 @@ def read_sentences(path: Path | str, task: Task, *, labelled: bool, errors: Erro
     label: LabelRule = "required" if labelled else "optional"
     sentences = tuple(stream_sentences(path, task, label=label, errors=errors, dropped=dropped))
     if not sentences:
-        raise InputError(f"{path} has no sentences")
+        raise InputError(f"{path} has no sentences; give a file with some")
     return Split(sentences, len(sentences) + len(dropped), tuple(dropped), 0)
 
 
