@@ -70,10 +70,13 @@ done
 . launch/multi30k.bash
 
 # Each function below runs steps of the system `name`, whose runs are called `model`. A store is that of a tokenizer.
-store() { # KIND TOKENIZER
-  run "$1-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" --tokenizer "$2" --output "$out/stores/$1"
-  run "$1-test" python -m jaxlm.prepare --source "text:$data/books/test/*.txt" --tokenizer "store:$out/stores/$1" \
-    --output "$out/stores/$1-test"
+store() { # KIND TOKENIZER FLAG …
+  local kind=$1 tokenizer=$2
+  shift 2
+  run "$kind-store" python -m jaxlm.prepare --source "text:$data/books/train/*.txt" --tokenizer "$tokenizer" \
+    --output "$out/stores/$kind" "$@"
+  run "$kind-test" python -m jaxlm.prepare --source "text:$data/books/test/*.txt" --tokenizer "store:$out/stores/$kind" \
+    --output "$out/stores/$kind-test" "$@"
 }
 
 pretrain() { # CONFIG KIND FLAG …
@@ -126,7 +129,7 @@ all() {
   [[ ! " ${systems[*]} " =~ \ (gpt|transformer_xl|lstm|awd_lstm|t5)\  ]] || store sentencepiece train-sentencepiece:4000
   [[ ! " ${systems[*]} " =~ \ bert\  ]] || store wordpiece train-wordpiece:4000
   [[ ! " ${systems[*]} " =~ \ character_transformer\  ]] || store bytes bytes
-  [[ ! " ${systems[*]} " =~ \ (elmo|mt_lstm)\  ]] || store words words:10000
+  [[ ! " ${systems[*]} " =~ \ (elmo|mt_lstm)\  ]] || store words words:10000 --sentences split
   for name in "${systems[@]}"; do
     model=$name
     [ "$seed" = 0 ] || model=$name-$seed

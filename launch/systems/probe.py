@@ -123,7 +123,7 @@ def main() -> None:
         name: [probe(states[at], train, test_states[at], test, seed, arguments.task) for seed in range(arguments.seeds)]
         for at, name in enumerate(named)
     }
-    parameters = sum(int(leaf.size) for leaf in jax.tree.leaves(model.run.params["backbone"]))
+    parameters = sum(int(leaf.size) for leaf in jax.tree.leaves(model.run.params))
     write_json(arguments.output, {"parameters": parameters, **found})
     print(json.dumps({name: [round(value, 1) for value in values] for name, values in found.items()}))
 
