@@ -7,6 +7,7 @@ union are distinguished by a literal field, `kind` or `layout`.
 import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import sys
 import types
@@ -29,6 +30,7 @@ from jaxlm.flags import (
     reflowed,
     subcommands_of,
     unmarked,
+    usage_error,
     with_new_flags,
 )
 from jaxlm.ranges import checked
@@ -133,7 +135,7 @@ def command_line(
 
     With `config_kind`, the first word names a config file and `arguments` has the fields `config` (positional) and
     `settings` (of that kind, its name left out of the flags). The file is run here, once; a caller that had to run it
-    before gives what it returned as `loaded`. Wrong usage ends the process with tyro's box and code 2.
+    before gives what it returned as `loaded`. InputError, one line, for wrong usage.
     """
     argv, notices = with_new_flags(sys.argv[1:] if argv is None else argv)
     for notice in notices:
@@ -154,15 +156,22 @@ def command_line(
         required = {field.name: tyro.MISSING for field in dataclasses.fields(arguments)}
         assert {"config", "settings"} <= required.keys()
         default = arguments(**(required | _defaults(arguments) | {"settings": settings}))
-    with contextlib.redirect_stdout(HelpText(sys.stdout)):  # type: ignore[type-var]
-        parsed = tyro.cli(
-            arguments,
-            args=argv,
-            default=default,
-            prog=program_name(program),
-            description=description,
-            registry=REGISTRY,
-        )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(HelpText(sys.stdout)), contextlib.redirect_stderr(said):  # type: ignore[type-var]
+            parsed = tyro.cli(
+                arguments,
+                args=argv,
+                default=default,
+                prog=program_name(program),
+                description=description,
+                registry=REGISTRY,
+            )
+    except SystemExit as ended:
+        if ended.code:
+            name = f"{program} {argv[0]}" if argv and argv[0] in subcommands_of(arguments) else program
+            raise usage_error(said.getvalue(), argv, program_name(name)) from None
+        raise
     return checked(parsed), given_fields(argv)
 
 

@@ -9,6 +9,8 @@ import ast
 import dataclasses
 import functools
 import inspect
+import itertools
+import re
 import shutil
 import textwrap
 import types
@@ -262,3 +264,34 @@ def refuse_other_names(argv: Sequence[str], names: Mapping[str, str]) -> None:
         spelled = word.split("=")[0].replace("_", "-")
         if spelled in names:
             raise InputError(f"{word.split('=')[0]} is not an option; did you mean {names[spelled]}?")
+
+
+def usage_error(box: str, argv: Sequence[str], program: str) -> InputError:
+    """Return the error of a command line that tyro refuses, in one line. box: what tyro printed. program: its name."""
+    parts: list[list[str]] = [[]]
+    for line in box.splitlines():
+        text = line.strip("│ \t")
+        if text.startswith(("─", "├")):
+            parts.append([])
+        elif text and not text.startswith(("╭", "╰")):
+            parts[-1].append(text)
+    first, rest = " ".join(parts[0]), [line for part in parts[1:] for line in part]
+    lists, describes = (f"`{program} --help` {verb}" for verb in ("lists the options", "describes it"))
+    if found := re.match(r"Missing value for argument '(\S+)'", first):
+        return InputError(f"{found[1]} must have a value, got none; {describes}")
+    if found := re.match(r"Unrecognized options?: ([^\s,]+)", first):
+        near = next((line.split()[0] for line in rest if line.startswith("--") and "help" not in line), None)
+        return InputError(f"{found[1]} is not an option; " + (f"did you mean {near}?" if near else lists))
+    if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*)\)", first):
+        known = [name for name in re.findall(r"'([^']*)'", found[3]) if name != "None"]
+        return InputError(f"{found[2]} must be one of {', '.join(known)}, got {found[1]}; choose one of them")
+    if found := re.match(r"Error parsing (--\S+): ", first):
+        kind = next((line.partition(" ")[2] for line in rest if line.startswith(f"{found[1]} ")), "another value")
+        at = next(n for n, word in enumerate(argv) if word.split("=")[0].replace("_", "-") == found[1])
+        inline = argv[at].partition("=")[2:]
+        words = [*inline] if inline[0] else list(itertools.takewhile(lambda w: not w.startswith("--"), argv[at + 1 :]))
+        kind = {"INT": "a whole number", "FLOAT": "a number"}.get(kind, f"of the form {kind}")
+        return InputError(f"{found[1]} must be {kind}, got {' '.join(words) or 'nothing'}; {describes}")
+    if first.startswith("Missing from") and (names := [line.split()[0] for line in parts[0] if line.startswith("--")]):
+        return InputError(f"{' and '.join(names)} must be given; {lists}")
+    return InputError(f"{first or 'the command line must be complete'}; {lists}")

@@ -225,7 +225,7 @@ def evaluate_task(arguments: OnTask) -> dict[str, Any]:
     say(
         f"{run.name} on {arguments.input}: {task.name}, {counted(encoded.num_examples, 'example')} of "
         f"{counted(split.rows_read, 'row')} read, {len(split.dropped)} dropped, {encoded.truncated} truncated to "
-        f"{predictor.limit} tokens",
+        f"{task.limits(predictor.limit)}",
         *(f"  {name:<18}{value:.4f}" for name, value in metrics.items()),
         *([] if task.positive is None else [f"  f1 is of the label {task.positive!r}"]),
         *(f"  {line}" for line in report_lines(report)),

@@ -472,4 +472,4 @@ def _described(planned: Plan, encoded: Mapping[str, Encoded]) -> Iterator[str]:
         yield f"unlabelled: {counted(len(planned.unlabelled.examples), 'example')}, in turn with those of train"
     truncated = {name: split.truncated for name, split in encoded.items() if split.truncated}
     counts = ", ".join(f"{n} in {name}" for name, n in truncated.items())
-    yield f"truncated to {planned.length} tokens: {counts or 'none'}"
+    yield f"truncated to {planned.task.limits(planned.length)}: {counts or 'none'}"

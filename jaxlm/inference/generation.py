@@ -160,7 +160,7 @@ class Generator:
         require_forward(run.tokenizer, "generate")
         specials = self.tokenizer.specials
         self._cached = CachedModel(
-            run.require_decoder("generate", "use fill for an encoder"),
+            run.require_decoder("generate", "give the run of a decoder or of a BERT"),
             run.params,
             mesh=run.mesh,
             positions=None if run.model.has_source else run.trained_length,

@@ -176,6 +176,11 @@ def _model_of(tensors: TensorFiles, file: Path) -> BiLSTMConfig:
     shapes = {name: info.shape for name, info in tensors.infos.items()}
     layers = sum(re.fullmatch(r"weight_ih_l\d+", name) is not None for name in shapes)
     first = [shapes.get(name, ()) for name in ("weight_ih_l0", "weight_hh_l0")]
+    if all(first) and any(len(shape) != 2 for shape in first):
+        raise InputError(
+            f"{file}: weight_ih_l0 and weight_hh_l0 must be matrices, got the shapes {list(first[0])} and "
+            f"{list(first[1])}; download it again"
+        )
     if any(len(shape) != 2 or not 0 < min(shape) for shape in first):
         raise InputError(
             f"{file} must have weight_ih_l0 and weight_hh_l0, the kernels of torch.nn.LSTM, got "

@@ -87,7 +87,7 @@ def read(directory: Path, spec: str, case: Case = "auto") -> Published:
         architecture="ELMo",
         dtype="F32",
         config=values,
-        notes=("its files have no softmax: the run gives vectors, and no probabilities",),
+        notes=("files of ELMo have no softmax, so that the run gives vectors and no probabilities",),
     )
 
 
@@ -121,7 +121,10 @@ def model_from_options(values: Mapping[str, Any], name: str) -> ELMoConfig:
         residual=_flag(lstm.values, "use_skip_connections", name),
         **optional,
     )
-    model.check()
+    try:
+        model.check()
+    except InputError as error:
+        raise InputError(f"{name} must describe a model: {error}, or download the file again") from error
     return model
 
 
@@ -153,7 +156,7 @@ def write_export(directory: Path, model: Any, leaves: Mapping[str, np.ndarray], 
     leaves: those of the backbone. original: see `options_from_model`. InputError for a model of another family.
     """
     if not isinstance(model, ELMoConfig):
-        raise InputError(f"model must be an ELMo for elmo:PATH, got {family_of(model).title}; export it to hf:PATH")
+        raise InputError(f"model must be an ELMo for elmo:PATH, got {family_of(model).title}; give another format")
     h5py = _h5py(str(directory))
     planned = planned_tensors(rules(model), leaves, model)
 

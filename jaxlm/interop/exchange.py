@@ -181,6 +181,10 @@ def _check_counterpart(model: Any, model_type: str) -> None:
             raise InputError(f"model.{name} must be {rule}, got {value}; export another run")
 
 
+_AGAIN = "download it again"
+_ANOTHER = "give another model"
+
+
 class Reader:
     """Reader of values from a JSON file that checks the presence and the type of each one. name: of the file."""
 
@@ -192,25 +196,27 @@ class Reader:
         fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
         if not fits:
             found = "nothing" if value is None else repr(value)
-            raise InputError(f"{self.name}: {key} must be {'a number' if kind is not str else 'a name'}, got {found}")
+            raise InputError(
+                f"{self.name}: {key} must be {'a number' if kind is not str else 'a name'}, got {found}; {_AGAIN}"
+            )
         try:
             number = kind(value)
         except OverflowError:  # an integer of hundreds of digits
             number = math.inf
         if kind is float and not math.isfinite(number):
-            raise InputError(f"{self.name}: {key} must be a finite number, got {number}; download it again")
+            raise InputError(f"{self.name}: {key} must be a finite number, got {number}; {_AGAIN}")
         return number
 
     def choice(self, key: str, names: Mapping[str, str]) -> str:
         value = self(key, str)
         if value not in names:
-            raise InputError(f"{self.name}: {key} must be one of {', '.join(names)}, got {value!r}")
+            raise InputError(f"{self.name}: {key} must be one of {', '.join(names)}, got {value!r}; {_ANOTHER}")
         return names[value]
 
     def only(self, expected: Mapping[str, Any]) -> None:
         for key, value in expected.items():
             if self.values.get(key, value) != value:
-                raise InputError(f"{self.name}: {key} must be {value!r}, got {self.values[key]!r}")
+                raise InputError(f"{self.name}: {key} must be {value!r}, got {self.values[key]!r}; {_ANOTHER}")
 
 
 def _dense(leaf: str, name: str, kernel: Layout, bias: Layout = SAME) -> list[Rule]:

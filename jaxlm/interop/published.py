@@ -9,6 +9,7 @@ several) for each of them.
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -126,7 +127,10 @@ def read_leaves(
         elif info.dtype not in FLOATS or info.dtype == "F64":  # float32 cannot hold an F64's last bits
             differences.append(f"+ {stored} of type {info.dtype}, not F32, F16 or BF16")
     if differences:
-        raise InputError(f"the tensors must fit the model (- missing, + unexpected): {listed(differences, 8)}")
+        raise InputError(
+            f"{_place_of(tensors)}: the tensors must fit the model (- missing, + unexpected), got "
+            f"{listed(differences, 4)}; download the files again, or give those of another model"
+        )
     leaves: dict[str, np.ndarray] = {}
     for rule in rules:
         leaf = np.empty(shapes[rule.leaf], np.float32)
@@ -137,7 +141,7 @@ def read_leaves(
                 for name, shape in zip(rule.names(n), rule.their_shapes(leaf.shape), strict=True)
             ]
             for name, values in zip(rule.names(n), found, strict=True):
-                _check_finite(names[name], values)
+                _check_finite(_place_of(tensors), names[name], values)
             part[...] = rule.layout.to_ours(found, part.shape)
         leaves[rule.leaf] = leaf
     return leaves
@@ -253,13 +257,19 @@ def _matrix(leaf: np.ndarray, rows: int) -> np.ndarray:
     return leaf.reshape(int(np.prod(leaf.shape[:rows])), -1)
 
 
-def _check_finite(name: str, values: np.ndarray) -> None:
-    """Raise InputError for a tensor with NaN or infinity, with the index of the first one."""
+def _place_of(tensors: Tensors) -> Path:
+    """Return the file of the tensors, or the directory of several."""
+    files = {info.file for info in tensors.infos.values()}
+    return files.pop() if len(files) == 1 else min(files).parent
+
+
+def _check_finite(place: Path, name: str, values: np.ndarray) -> None:
+    """Raise InputError for a tensor with NaN or infinity, with the index of the first one. place: its file."""
     if not (right := np.isfinite(values)).all():
-        place = np.unravel_index(int(np.argmin(right)), right.shape)
+        at = np.unravel_index(int(np.argmin(right)), right.shape)
         raise InputError(
-            f"the tensor {name} must be finite, got {values[place]} at {[int(i) for i in place]}; download it again, "
-            "or use another checkpoint of it"
+            f"{place}: the tensor {name} must be finite, got {values[at]} at {[int(i) for i in at]}; download it "
+            "again, or use another checkpoint of it"
         )
 
 

@@ -283,7 +283,9 @@ class RowReader:
         for name in choice_list:
             if name in row:
                 if not isinstance(row[name], list):
-                    raise InputError(f"{self.where(number)}: {name} must be a list of strings")
+                    raise InputError(
+                        f"{self.where(number)}: {name} must be a list of strings, got {row[name]!r:.80}; write one"
+                    )
                 return tuple(self._string(number, name, value) for value in row[name])
         if choice_list and not self.columns.choices:
             raise InputError(lacks_field(self.where(number), choice_list[0], row))

@@ -212,6 +212,10 @@ class Task:
         """The label whose F1 is reported as `f1`; None where `f1` is a mean or is not reported."""
         return None
 
+    def limits(self, length: int) -> str:
+        """Return the most tokens of a row, for messages."""
+        return f"{length} tokens"
+
     def empty_row(self, inputs: "InputFormat", length: int) -> Any:
         """Return a batch of one empty row, for measurements: its shapes are those of a batch of the task."""
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed

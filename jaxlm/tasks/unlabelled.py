@@ -36,6 +36,8 @@ def read_unlabelled(spec: str, task: Task, data: TaskData, tokenizer: Tokenizer)
             raise InputError("unlabelled must be a file where no row is left out, got rest; give --sample, or a file")
         return Split(rows, len(rows))
     path = spec.removeprefix(LINES)
+    if not path:
+        raise InputError(f"unlabelled must name a file, got {spec}; give lines:FILE")
     rows = tuple(example for example in _sentences(spec, path, task, tokenizer) if example.tokens)
     if not rows:
         raise InputError(f"unlabelled must be a file with sentences, got none in {path}; give another file")
@@ -65,7 +67,7 @@ def sentences_of_store(path: str, tokenizer: Tokenizer) -> Iterator[tuple[str, .
     if tokenizer.unknown_word is not None and store.tokenizer_fingerprint != tokenizer.fingerprint:
         raise InputError(
             f"unlabelled must be a store of the run's tokenizer, got {path}, which has another vocabulary; prepare it "
-            "again with --tokenizer store:DIR of the run's"
+            "again with --tokenizer store:DIR, the store of the run's vocabulary"
         )
     if store.sentence_starts is None or store.num_types is None:
         missing = "sentences" if store.sentence_starts is None else "spelling of words"

@@ -5,6 +5,8 @@ The ids are those of the vocabulary's order, 0 to N - 1; special tokens follow, 
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxlm.errors import InputError
 from jaxlm.text.events import VOCABULARIES, Vocabulary, vocabulary
 from jaxlm.text.library import LibraryTokenizer
@@ -33,6 +35,10 @@ class EventTokenizer(LibraryTokenizer):
         except KeyError as error:
             self.music.meaning(error.args[0])
             raise
+
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], np.ndarray]]:
+        self.encode_batch(texts)  # refuses other words
+        return super().encode_batch_with_offsets(texts)
 
     def _decode(self, ids: list[int]) -> str:
         return " ".join(map(self.music.words.__getitem__, ids))

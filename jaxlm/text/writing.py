@@ -12,7 +12,7 @@ from jaxlm.text.tokenizer import Tokenizer
 def music_for(tokenizer: Tokenizer, path: Path | str, flag: str) -> Vocabulary:
     """Return the event vocabulary of a tokenizer. InputError for one of text. path: the MIDI file given as `flag`."""
     if tokenizer.music is None:
-        raise InputError(f"{flag} must be a text for a vocabulary of text, got {path}; MIDI needs --tokenizer events:…")
+        raise InputError(f"{flag} must be a text for a vocabulary of text, got {path}; only events:… has MIDI")
     return tokenizer.music
 
 

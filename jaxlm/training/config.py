@@ -174,6 +174,10 @@ class PretrainConfig(RunConfig):
                 f"objective.kind must be {either(wanted)} for {kind}, got {self.objective.kind}; give that objective"
             )
         check_layout(self.model, self.data.layout, "data.layout")
+        if self.length < (shortest := self.data.shortest_row):
+            raise InputError(
+                f"length must be at least {shortest} for {self.data.rows_name}, got {self.length}; give a longer one"
+            )
         of_pairs = isinstance(self.objective, LanguageModel) and not self.data.whole_text
         for name, default in (("positions", "all"), *dict.fromkeys(WEIGHTS, 0).items()):
             keep_default(self, of_pairs, f"objective.{name}", default, f"for {self.data.rows_name}")

@@ -103,7 +103,7 @@ def plan(arguments: PretrainArguments, given: set[str]) -> Plan:
         if config.model.vocab_size not in (0, size):
             raise InputError(
                 f"model.vocab_size must be 0 or {size}, the size of the tokenizer of {stores[0].place}, got "
-                f"{config.model.vocab_size}; leave it 0"
+                f"{config.model.vocab_size}; leave it at 0"
             )
         config = replace(config, model=replace(config.model, vocab_size=size))
     for store in stores + validation:

@@ -278,7 +278,7 @@ def finetune_lines(
     for line in data.report():
         yield f"  {line}"
     buckets = ", ".join(str(size.length) for size in batches.sizes)
-    yield f"  truncated to {length} tokens in train: {train.truncated}; bucket lengths {buckets}"
+    yield f"  truncated to {task.limits(length)} in train: {train.truncated}; bucket lengths {buckets}"
     encoded = batches.rows_at(step)
     examples = int((batch.index >= 0).sum())
     yield f"step {step} of {len(batches)}: {examples} examples {encoded.described(batch)}, seed {config.seed}"

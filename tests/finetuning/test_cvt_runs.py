@@ -156,6 +156,7 @@ def test_a_store_gives_its_sentences(files, tmp_path):
             ("--unlabelled", "."),
             ("unlabelled must be a file of sentences, lines:FILE, a store or rest, got the directory .;",),
         ),
+        (("--unlabelled", "lines:"), ("unlabelled must name a file, got lines:; give lines:FILE",)),
         (("--unlabelled", "lines:EMPTY"), ("unlabelled must be a file with sentences, got none in",)),
         (("--unlabelled", "missing.txt"), ("missing.txt",)),
         (("--unlabelled", "rest", "--head", "linear"), ("head must be cross_view with --unlabelled, got linear",)),

@@ -175,7 +175,7 @@ BAD = {
     "a layer more": (tensors(weight_ih_l2=ones(16, 8)), "- weight_hh_l2 [16, 4]"),
     "a tensor more": (tensors(embed=ones(3, 5)), "+ embed [3, 5]"),
     "another shape": (tensors(weight_ih_l1=ones(16, 5)), "- weight_ih_l1 [16, 8] + weight_ih_l1 [16, 5]"),
-    "an axis more": (tensors(weight_ih_l0=ones(16, 5, 1)), "must have weight_ih_l0 and weight_hh_l0"),
+    "an axis more": (tensors(weight_ih_l0=ones(16, 5, 1)), "must be matrices, got the shapes [16, 5, 1] and [16, 4]; "),
     "no units": (tensors(weight_hh_l0=ones(16, 0)), "must have weight_ih_l0 and weight_hh_l0"),
     "NaN": (tensors(bias_ih_l0=np.nan * ones(16)), "the tensor bias_ih_l0 must be finite"),
     "integers": (tensors(bias_ih_l0=ones(16, dtype=np.int32)), "+ bias_ih_l0 of type I32"),

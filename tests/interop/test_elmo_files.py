@@ -124,7 +124,9 @@ def test_the_command_gives_the_published_vectors_of_a_first_batch(data_directory
     command = ("--run", f"elmo:{directory}", "--input", tmp_path / "lines.txt", "--output", tmp_path / "found.jsonl")
     ended = run_here("evaluate", "features", *command)
     assert ended.code == 0, ended.errors
-    assert json.loads(ended.output.splitlines()[-1])["layers"] == [-1, -2, -3], "four by default, if a model has as many"
+    assert json.loads(ended.output.splitlines()[-1])["layers"] == [-1, -2, -3], (
+        "four by default, if a model has as many"
+    )
     lines = [json.loads(line)["features"] for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [[token["token"] for token in line] for line in lines] == [text.split() for text in texts]
     for row, line in enumerate(lines):

@@ -49,7 +49,10 @@ def put_value(directory: Path, value: float) -> None:
 
 
 BAD = {
-    "a tensor less": (drop("bert.pooler.dense.bias"), "- bert.pooler.dense.bias [20]"),
+    "a tensor less": (
+        drop("bert.pooler.dense.bias"),
+        "unexpected), got - bert.pooler.dense.bias [20]; ",
+    ),
     "a tensor more": (put("bert.extra.weight", (3, 4)), "+ bert.extra.weight [3, 4]"),
     "NaN in the weights": (lambda d: put_value(d, np.nan), "word_embeddings.weight must be finite, got nan at [3, 4]"),
     "infinity in weights": (lambda d: put_value(d, -np.inf), "embeddings.weight must be finite, got -inf at [3, 4]"),

@@ -122,6 +122,9 @@ def test_a_saved_and_an_exported_tokenizer_has_the_same_ids(name, tmp_path):
 
 
 def test_other_words_and_names_are_refused():
+    for encode in ("encode_batch", "encode_batch_with_offsets"):
+        with pytest.raises(InputError, match=r"events:performance only, .* got 'It'"):
+            getattr(tokenizer_from_spec("events:performance"), encode)(["It was a day"])
     with pytest.raises(InputError, match=r"events:performance only, .* got 'It'"):
         tokenizer_from_spec("events:performance").encode("on:60 It was")
     with pytest.raises(InputError, match=r"events:performance, events:multitrack, got 'events:perform'"):

@@ -93,6 +93,8 @@ class Layout(StoreCache):
     """True if each segment of a row is a document, truncated if it is longer than a row."""
     overlaps: ClassVar[bool] = False
     """True if the rows of an evaluation can overlap, moved by a stride."""
+    shortest_row: ClassVar[int] = 1
+    """The fewest tokens of a row that the layout can fill."""
     data_order: ClassVar[int | list[int]] = 1
     """Versions of the schemes that make its rows, as config.json records them. One changes when the same store, config
     and seed may give other rows."""

@@ -27,13 +27,14 @@ class Spans(IndependentRows):
     corruption: Literal["spans", "tokens", "prefix"] = "spans"
     """Parts of a text that are left out. spans: spans of mean_span tokens on average. tokens: single tokens. prefix:
     the end of the text, from a random place on (table 4 of the paper)."""
-    noise_density: Annotated[float, Range(above=0, below=1, fix="give 0.15, as published")] = 0.15
+    noise_density: Annotated[float, Range(above=0, most=0.9, fix="give 0.15, as published")] = 0.15
     """Fraction of the tokens that are left out; not used by prefix."""
     mean_span: Annotated[float, Range(1, fix="give 3, as published")] = 3.0
     """Mean length of a span in tokens, with corruption spans."""
 
     rows_name: ClassVar[str] = "rows of corrupted text"
     whole_text: ClassVar[bool] = False
+    shortest_row: ClassVar[int] = 3  # a token that is kept, a sentinel and the end
     data_order: ClassVar[int] = 1
 
     def with_special_tokens(self, tokenizer: "Tokenizer") -> "Tokenizer":

@@ -8,6 +8,7 @@ from jaxlm.models.family import Family, FamilyConfig, WordTable, check_filters
 from jaxlm.models.views import OF_DIRECTIONS
 from jaxlm.nn.config import Rate
 from jaxlm.ranges import Count, Natural, Positive
+from jaxlm.wording import counted
 
 NUM_CHARACTERS = 50  # of a word in the rows of tasks, as in jaxlm/text/characters.py
 
@@ -67,8 +68,8 @@ class BiLSTMConfig(FamilyConfig):
             raise InputError("model.word_width and model.character_width must not both be 0; give one of them")
         if len(self.units) != self.num_layers or self.width % 2:
             raise InputError(
-                f"model.units must have a number for each of {self.num_layers} layers, and model.width must be even, "
-                f"got {' '.join(map(str, self.units)) or 'none'} and {self.width}; change one"
+                f"model.units must have a number for each of the {counted(self.num_layers, 'layer')}, and model.width "
+                f"must be even, got {' '.join(map(str, self.units)) or 'none'} and {self.width}; change one of them"
             )
         if not self.projected and set(self.units) != {self.width // 2}:
             raise InputError(

@@ -57,7 +57,7 @@ class ELMoConfig(FamilyConfig):
         """Raise InputError for sizes and rates that no model can have."""
         super().check()
         if self.width % 2:
-            raise InputError(f"model.width must be even, got {self.width}; it is that of two directions")
+            raise InputError(f"model.width must be even, for two directions, got {self.width}; give another")
         check_filters(self.filters, self.num_characters)
 
 

@@ -35,7 +35,7 @@ class MTLSTMConfig(FamilyConfig):
         """Raise InputError for sizes and rates that no model can have."""
         super().check()
         if self.width % 2:
-            raise InputError(f"model.width must be even, got {self.width}; it is that of two directions")
+            raise InputError(f"model.width must be even, for two directions, got {self.width}; give another")
 
 
 # Section 3, with at most 50,000 words of each language (OpenNMT-py/preprocess.py in salesforce/cove).

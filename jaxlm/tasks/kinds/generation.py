@@ -69,6 +69,9 @@ class Generation(Task):
         """Return the text, or the texts."""
         return text
 
+    def limits(self, length: int) -> str:
+        return f"{length} tokens, and targets to {self.options.target_length}"
+
     def empty_row(self, inputs: "InputFormat", length: int) -> Any:
         return empty_batch(self.options.target_length, length) if inputs.has_source else empty_batch(length)
 

@@ -205,7 +205,7 @@ def _strings(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> tupl
         if name in row:
             value = row[name]
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise InputError(f"{where}: {name} must be a list of strings, got {value!r:.80}")
+                raise InputError(f"{where}: {name} must be a list of strings, got {value!r:.80}; write one")
             return tuple(value)
     return None
 
