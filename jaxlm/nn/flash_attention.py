@@ -15,7 +15,7 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import current_spec
 from jaxlm.nn.dropout_masks import LANES, key_words, threshold
 from jaxlm.nn.flash_kernel import WHOLE, Arrays, Blocks, Call, flash
-from jaxlm.nn.transformer import WeightDropout, log_once
+from jaxlm.nn.layers import WeightDropout, log_once
 
 SUBLANES = 16  # rows of a register of 16-bit numbers: widths of heads are filled up to a multiple
 WIDEST_HEAD = 256

@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxlm.nn.config import STEPS
 from jaxlm.nn.dropout_masks import LANES, hash_of_places, hash_of_words
-from jaxlm.nn.transformer import MASKED, SAVED
+from jaxlm.nn.layers import MASKED, SAVED
 
 WHOLE = 1024  # keys that a block of queries sees at once
 _SEEN = MASKED / 2  # a maximum below it is that of a query without a visible key

@@ -10,8 +10,9 @@ every matmul would be recomputed.
 """
 
 import functools
+import logging
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ from jaxlm.nn.dropout_masks import mask, threshold
 
 Activation = ActivationName | Literal["relu"]
 SUMMED_AT_ONCE = 8192  # rows from which on XLA's GPU compiler itself sums in two stages
+SAVED = "attention"  # checkpoint name of what a kernel's forward pass saves for its backward pass
+MASKED = -1e30  # a score that attention gives no weight: finite, so that a row without visible keys has finite numbers
+log = logging.getLogger(__name__)
 
 
 def dropout(
@@ -44,6 +48,31 @@ def dropout(
         return x
     keep = mask(key, x.shape, rate, shared_axes=shared_axes, first=first, of_rows=of_rows)
     return jnp.where(keep, x * jnp.asarray(STEPS / (STEPS - threshold(rate)), x.dtype), jnp.zeros((), x.dtype))
+
+
+class WeightDropout(NamedTuple):
+    """Dropout of attention weights (B, H, L, S). rate: see `dropout`. key: None for none.
+
+    shared_axes: those along which all weights share one sample. first: the position of the first query.
+    """
+
+    rate: float = 0.0
+    key: Any = None
+    shared_axes: tuple[int, ...] = ()
+    first: int = 0
+
+    def apply(self, weights_BHLS: jax.Array) -> jax.Array:
+        """Return the weights after the dropout."""
+        return dropout(weights_BHLS, self.rate, self.key, shared_axes=self.shared_axes, first=self.first)
+
+
+NO_DROPOUT = WeightDropout()
+
+
+@functools.cache
+def log_once(sentence: str) -> None:
+    """Log a sentence once per process: every layer of a step asks, in every traced program."""
+    log.info(sentence)
 
 
 def fold(key: jax.Array | None, number: int | jax.Array) -> jax.Array | None:

@@ -25,36 +25,27 @@ from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import RunError
 from jaxlm.host import installed, user_cache
 from jaxlm.nn.config import Backend, Execution
-from jaxlm.nn.layers import Activation, activate, dropout, project, project_heads, project_to_heads
+from jaxlm.nn.layers import (
+    MASKED,
+    NO_DROPOUT,
+    SAVED,
+    Activation,
+    WeightDropout,
+    activate,
+    dropout,
+    log_once,
+    project,
+    project_heads,
+    project_to_heads,
+)
 
 WIDEST_CUDNN_HEAD = 128  # 256 from Hopper on
-SAVED = "attention"  # checkpoint name of what a kernel's forward pass saves for its backward pass
-MASKED = -1e30  # finite: a row without visible keys gives finite numbers, which its zero weight then removes
 KERNEL_TOLERANCE = 2e-2  # of the relative differences between a kernel and `xla` in bfloat16
 log = logging.getLogger(__name__)
 KERNELS: dict[str, Backend] = {"tpu": "flash", "gpu": "cudnn"}
 # On the CPU causal queries are processed in blocks, each with the keys up to its last: 3/8 of the scores, all masked,
 # are not computed. Four blocks of 64 reduced attention's time at length 256 by a third, eight of 32 by a tenth.
 MOST_BLOCKS, SMALLEST_BLOCK = 4, 64
-
-
-class WeightDropout(NamedTuple):
-    """Dropout of attention weights (B, H, L, S). rate: see `dropout`. key: None for none.
-
-    shared_axes: those along which all weights share one sample. first: the position of the first query.
-    """
-
-    rate: float = 0.0
-    key: Any = None
-    shared_axes: tuple[int, ...] = ()
-    first: int = 0
-
-    def apply(self, weights_BHLS: jax.Array) -> jax.Array:
-        """Return the weights after the dropout."""
-        return dropout(weights_BHLS, self.rate, self.key, shared_axes=self.shared_axes, first=self.first)
-
-
-NO_DROPOUT = WeightDropout()
 
 
 def attend(
@@ -261,12 +252,6 @@ def _agrees(backend: Backend) -> bool:
         raise RunError(f"{said} on process {jax.process_index()}: set --execution.attention xla")
     log.warning("attention by xla, not %s: %s", backend, said)
     return False
-
-
-@functools.cache
-def log_once(sentence: str) -> None:
-    """Log a sentence once per process: every layer of a step asks, in every traced program."""
-    log.info(sentence)
 
 
 def _attend(q_BHLK, k_BHSK, v_BHSK, mask, bias_BHLS, scale, drop: WeightDropout) -> jax.Array:

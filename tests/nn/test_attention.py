@@ -11,9 +11,9 @@ import pytest
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.errors import RunError
-from jaxlm.nn import transformer
-from jaxlm.nn.layers import dropout
-from jaxlm.nn.transformer import WeightDropout, attend
+from jaxlm.nn import layers, transformer
+from jaxlm.nn.layers import WeightDropout, dropout
+from jaxlm.nn.transformer import attend
 
 B, H, L, K = 2, 3, 7, 4
 
@@ -172,7 +172,7 @@ def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, plat
 @pytest.fixture(autouse=True)
 def forget():
     """Each test begins and ends as a new process: nothing was compared or logged."""
-    transformer.log_once.cache_clear()
+    layers.log_once.cache_clear()
     transformer._agrees.cache_clear()
     yield
     transformer._agrees.cache_clear()

@@ -15,11 +15,12 @@ from jaxlm.compiler.chips import topology
 from jaxlm.distributed.devices import compiling_for
 from jaxlm.distributed.mesh import MeshConfig, make_mesh, use_mesh
 from jaxlm.models.transformer_xl.model import by_key
-from jaxlm.nn import flash_attention, transformer
+from jaxlm.nn import flash_attention, layers
 from jaxlm.nn.dropout_masks import mask, threshold
 from jaxlm.nn.flash_attention import CHIPS, Chip, Distances
 from jaxlm.nn.flash_kernel import Blocks
-from jaxlm.nn.transformer import WeightDropout, attend
+from jaxlm.nn.layers import WeightDropout
+from jaxlm.nn.transformer import attend
 
 pytestmark = pytest.mark.versions  # of JAX, whose Pallas changes
 KEY = jax.random.key(5)
@@ -289,7 +290,7 @@ DROPS = WeightDropout(0.1, KEY)
 )
 def test_what_it_cannot_do_xla_does_and_the_log_says_so(length, width, dtype, more, why, caplog):
     """Fails when the compiler meets what the kernel cannot do, or xla takes its place without a word."""
-    transformer.log_once.cache_clear()
+    layers.log_once.cache_clear()
     x = jax.ShapeDtypeStruct((1, 1, length, width), dtype)
     with compiling_for("tpu", kind="TPU v4"), caplog.at_level("INFO"):
         jax.eval_shape(lambda x: attend(x, x, x, causal=True, **more), x)
@@ -297,7 +298,7 @@ def test_what_it_cannot_do_xla_does_and_the_log_says_so(length, width, dtype, mo
 
 
 def test_a_chip_without_blocks_gets_safe_ones(caplog):
-    transformer.log_once.cache_clear()
+    layers.log_once.cache_clear()
     x = jax.ShapeDtypeStruct((1, 1, 256, 64), jnp.bfloat16)
     with compiling_for("tpu", kind="TPU v9"), caplog.at_level("INFO"):
         jax.eval_shape(lambda x: attend(x, x, x, causal=True), x)

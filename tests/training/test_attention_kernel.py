@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_runs import copy_at, make_pair_stores, make_stores, metrics, run_here
 
-from jaxlm.nn import transformer
+from jaxlm.nn import layers
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -37,7 +37,7 @@ def pretrained(tmp_path_factory):
         flags += f"--execution.attention {backend} --optimizer.peak-lr 3e-4".split()
         flags += ["--model.num-layers", 1, *(["--model.num-encoder-layers", 1] if name == "t5" else [])]
         flags += ["--run", place, "--data.store", store, "--data.validation", valid]
-        transformer.log_once.cache_clear()
+        layers.log_once.cache_clear()
         ended = run_here("pretrain", f"debug/{name}", *flags)
         assert ended.code == 0, ended.errors
         assert ("attention by flash" in ended.errors) == (backend == "flash")

@@ -16,11 +16,10 @@ from jaxlm.distributed.mesh import with_axes
 from jaxlm.errors import InputError
 from jaxlm.models.heads.head import Head, by_sequence
 from jaxlm.models.model import Model, Outputs
-from jaxlm.nn.layers import BatchNorm, dropout, fold
+from jaxlm.nn.layers import MASKED, BatchNorm, dropout, fold
 from jaxlm.nn.recurrence import BiLSTM, uniform
 
 POOL = 4  # numbers of which a maxout layer keeps the largest
-_MASKED = -1e30  # score of padding: finite, with an exp of 0
 
 
 class BCNHead(Head):
@@ -113,7 +112,7 @@ class Side(nn.Module):
 
 def _softmax(scores: jax.Array, real: jax.Array) -> jax.Array:
     """Return the softmax over the last axis, with 0 where `real` is False."""
-    return jax.nn.softmax(jnp.where(real, scores, _MASKED), axis=-1)
+    return jax.nn.softmax(jnp.where(real, scores, MASKED), axis=-1)
 
 
 class Maxout(nn.Module):

@@ -22,14 +22,13 @@ from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.models.model import Arithmetic, Inputs, Outputs, reordered_targets
 from jaxlm.models.mt_lstm import MTLSTMConfig
 from jaxlm.nn.config import Execution
-from jaxlm.nn.layers import STATES, dropout, embed, fold, gathered, project
+from jaxlm.nn.layers import MASKED, STATES, dropout, embed, fold, gathered, project
 from jaxlm.nn.output import BiasedOutput
 from jaxlm.nn.recurrence import LSTMState, boundaries, gates, lstm, stacked_layers, uniform, weight_gradient
 
 TABLE = ("vocabulary", "width")
 MATRIX = ("width", "whole_width")
 TARGETS_PER_ROW = 0.5  # target tokens per token of both sides
-_MASKED = -1e30
 
 
 class Source(NamedTuple):
@@ -301,7 +300,7 @@ def _decoded(kernels, products, source: Source, start: DecoderState, factors: Fa
                 x_BD = x_BD * factors.between[number]
         read.append(x_BD.astype(dtype))
         scores_BS = jnp.einsum("bd,bsd->bs", read[-1], keys_BSD, preferred_element_type=jnp.float32)
-        weights_BS = jax.nn.softmax(jnp.where(real_BS, scores_BS, _MASKED)).astype(dtype)
+        weights_BS = jax.nn.softmax(jnp.where(real_BS, scores_BS, MASKED)).astype(dtype)
         y_BD = products[-1] + jnp.dot(read[-1], kernels[-1], preferred_element_type=jnp.float32)
         y_BD = jnp.tanh(y_BD + jnp.einsum("bs,bsd->bd", weights_BS, values_BSD, preferred_element_type=jnp.float32))
         if factors is not None:

@@ -23,6 +23,7 @@ from jaxlm.nn.config import Execution
 from jaxlm.nn.layers import (
     STATES,
     RMSNorm,
+    WeightDropout,
     activate,
     dropout,
     embed,
@@ -32,7 +33,7 @@ from jaxlm.nn.layers import (
     project_to_heads,
 )
 from jaxlm.nn.output import UntiedOutput
-from jaxlm.nn.transformer import Cache, WeightDropout, attend, put, stacked
+from jaxlm.nn.transformer import Cache, attend, put, stacked
 
 TABLE = ("vocabulary", "width")
 ALONG_LENGTH = (1,)  # the axis of states (B, L, D) along which a dropout mask is shared

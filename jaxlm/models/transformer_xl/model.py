@@ -25,14 +25,22 @@ from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.models.model import Arithmetic, Inputs, Outputs
 from jaxlm.models.transformer_xl import TransformerXLConfig
 from jaxlm.nn.config import Execution
-from jaxlm.nn.layers import STATES, LayerNorm, dropout, fold, gathered, project_heads, project_to_heads
+from jaxlm.nn.layers import (
+    MASKED,
+    STATES,
+    LayerNorm,
+    WeightDropout,
+    dropout,
+    fold,
+    gathered,
+    project_heads,
+    project_to_heads,
+)
 from jaxlm.nn.output import AdaptiveOutput, Embeddings, vocabulary_matrices
 from jaxlm.nn.transformer import (
-    MASKED,
     MOST_BLOCKS,
     SMALLEST_BLOCK,
     FeedForward,
-    WeightDropout,
     attend,
     chosen,
     stacked,
