@@ -31,6 +31,7 @@ from jaxlm import cuda
 from jaxlm.config import command_line, given_fields, load_config, program_name, with_chosen_members, with_fields
 from jaxlm.errors import InputError, RunError, one_line, run_command
 from jaxlm.files import check_output, write_json
+from jaxlm.flags import usage_in_one_line
 from jaxlm.host import in_words
 from jaxlm.ranges import Count, Range, checked
 from jaxlm.training.config import FinetuneConfig, PretrainConfig, one_duration
@@ -167,7 +168,8 @@ def with_choice(arguments: Any, choice: str) -> tuple[Any, set[str]]:
         )
     fields = [f"--{word}" for word in words]
     default = replace(arguments, compare=(), settings=with_chosen_members(arguments.settings, fields))
-    chosen = tyro.cli(type(arguments), args=fields, default=default, prog=program_name("aot"))
+    with usage_in_one_line(fields, program_name("aot")):
+        chosen = tyro.cli(type(arguments), args=fields, default=default, prog=program_name("aot"))
     given = given_fields(fields)
     return replace(checked(chosen), settings=one_duration(chosen.settings, given)), given
 

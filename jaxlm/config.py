@@ -7,7 +7,6 @@ union are distinguished by a literal field, `kind` or `layout`.
 import contextlib
 import dataclasses
 import importlib.util
-import io
 import json
 import sys
 import types
@@ -30,7 +29,7 @@ from jaxlm.flags import (
     reflowed,
     subcommands_of,
     unmarked,
-    usage_error,
+    usage_in_one_line,
     with_new_flags,
 )
 from jaxlm.ranges import checked
@@ -156,22 +155,16 @@ def command_line(
         required = {field.name: tyro.MISSING for field in dataclasses.fields(arguments)}
         assert {"config", "settings"} <= required.keys()
         default = arguments(**(required | _defaults(arguments) | {"settings": settings}))
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(HelpText(sys.stdout)), contextlib.redirect_stderr(said):  # type: ignore[type-var]
-            parsed = tyro.cli(
-                arguments,
-                args=argv,
-                default=default,
-                prog=program_name(program),
-                description=description,
-                registry=REGISTRY,
-            )
-    except SystemExit as ended:
-        if ended.code:
-            name = f"{program} {argv[0]}" if argv and argv[0] in subcommands_of(arguments) else program
-            raise usage_error(said.getvalue(), argv, program_name(name)) from None
-        raise
+    name = program_name(f"{program} {argv[0]}" if argv and argv[0] in subcommands_of(arguments) else program)
+    with usage_in_one_line(argv, name), contextlib.redirect_stdout(HelpText(sys.stdout)):  # type: ignore[type-var]
+        parsed = tyro.cli(
+            arguments,
+            args=argv,
+            default=default,
+            prog=program_name(program),
+            description=description,
+            registry=REGISTRY,
+        )
     return checked(parsed), given_fields(argv)
 
 

@@ -6,9 +6,11 @@ with new names are accepted with a notice, and those of other programs are expla
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import itertools
 import re
 import shutil
@@ -266,8 +268,21 @@ def refuse_other_names(argv: Sequence[str], names: Mapping[str, str]) -> None:
             raise InputError(f"{word.split('=')[0]} is not an option; did you mean {names[spelled]}?")
 
 
-def usage_error(box: str, argv: Sequence[str], program: str) -> InputError:
-    """Return the error of a command line that tyro refuses, in one line. box: what tyro printed. program: its name."""
+@contextlib.contextmanager
+def usage_in_one_line(argv: Sequence[str], program: str) -> Iterator[None]:
+    """Raise InputError where tyro refuses the command line `argv` of `program`, in place of its exit with a box."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as ended:
+        if ended.code:
+            raise _usage_error(said.getvalue(), argv, program) from None
+        raise
+
+
+def _usage_error(box: str, argv: Sequence[str], program: str) -> InputError:
+    """Return the error in one line. box: what tyro printed."""
     parts: list[list[str]] = [[]]
     for line in box.splitlines():
         text = line.strip("│ \t")
@@ -285,13 +300,20 @@ def usage_error(box: str, argv: Sequence[str], program: str) -> InputError:
     if found := re.match(r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*)\)", first):
         known = [name for name in re.findall(r"'([^']*)'", found[3]) if name != "None"]
         return InputError(f"{found[2]} must be one of {', '.join(known)}, got {found[1]}; choose one of them")
-    if found := re.match(r"Error parsing (--\S+): ", first):
-        kind = next((line.partition(" ")[2] for line in rest if line.startswith(f"{found[1]} ")), "another value")
-        at = next(n for n, word in enumerate(argv) if word.split("=")[0].replace("_", "-") == found[1])
-        inline = argv[at].partition("=")[2:]
-        words = [*inline] if inline[0] else list(itertools.takewhile(lambda w: not w.startswith("--"), argv[at + 1 :]))
-        kind = {"INT": "a whole number", "FLOAT": "a number"}.get(kind, f"of the form {kind}")
-        return InputError(f"{found[1]} must be {kind}, got {' '.join(words) or 'nothing'}; {describes}")
+    if found := re.match(r"Error parsing (\S+): ", first):
+        names = found[1].split("/")  # of a flag with a short spelling: -b/--batch-size
+        shown = (re.search(rf"{names[-1]} ([^,]+)$", line) for line in rest)
+        kind = next((line[1] for line in shown if line), "VALUE")
+        numbers = {"INT": "a whole number", "FLOAT": "a number"}
+        words = [numbers.get(part, part.strip("{}")) for part in kind.split("|")]
+        kind = f"of the form {kind}" if words == [kind] else " or ".join(words)
+        spelled = [word.split("=")[0].replace("_", "-") for word in argv]
+        at = next((n for n, word in enumerate(spelled) if word in names), 0)
+        following = itertools.takewhile(lambda word: not word.startswith("--"), argv[at + 1 :])
+        given = argv[at].partition("=")[2] or " ".join(following) or "nothing"
+        return InputError(f"{names[-1]} must be {kind}, got {given}; {describes}")
     if first.startswith("Missing from") and (names := [line.split()[0] for line in parts[0] if line.startswith("--")]):
-        return InputError(f"{' and '.join(names)} must be given; {lists}")
+        others = [word for part in parts if part[:1] == ["Unrecognized options:"] for word in part[1:2]]
+        unknown = f", and {others[0]} is not an option" if others else ""
+        return InputError(f"{' and '.join(names)} must be given{unknown}; {lists}")
     return InputError(f"{first or 'the command line must be complete'}; {lists}")

@@ -329,6 +329,7 @@ def test_a_config_file_is_run_once(tmp_path, write, monkeypatch, command, kind, 
         ),
         (["--run"], "--run must have a value, got none; `"),
         ([], "--run must be given; `"),
+        (["--rn", "r"], "--run must be given, and --rn is not an option; `"),
     ],
 )
 def test_wrong_usage_is_one_line_and_offers_the_nearest_flag(write, argv, said):

@@ -12,7 +12,7 @@ from jaxlm.data.config import DataConfig, check_carries
 from jaxlm.data.layouts.layout import StoreCache
 from jaxlm.distributed.config import DistributedConfig, MeshConfig
 from jaxlm.errors import InputError, name_as_flags
-from jaxlm.flags import fields_of
+from jaxlm.flags import fields_of, usage_in_one_line
 from jaxlm.inference.arguments import Activations, Pooling, StateBefore, Weights
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Range, Seed, checked
 from jaxlm.reading.lines import Errors
@@ -319,7 +319,8 @@ def harness_command_line(argv: Sequence[str]) -> Harness:
     """Return the arguments of a command line; flags that are not of `Harness` are kept for lm_eval."""
     program = f"{program_name('evaluate')} harness"
     name_as_flags(dict(fields_of(Harness)))
-    parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
+    with usage_in_one_line(argv, program):
+        parsed, others = tyro.cli(Harness, args=list(argv), prog=program, return_unknown_args=True)
     return replace(checked(parsed), of_lm_eval=tuple(others))
 
 
