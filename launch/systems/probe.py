@@ -41,7 +41,7 @@ def word_states(
     width, found = model.run.model.config.width, []
     for start in range(0, len(sentences), BATCH):
         rows, places = rows_of(model, sentences[start : start + BATCH])
-        for states, of_words in zip(model.hidden_states(rows), places, strict=True):
+        for states, of_words in zip(model.hidden_states(rows, truncate=True), places, strict=True):
             features = np.zeros((len(layers), len(of_words), width), np.float32)
             for word, at in enumerate(of_words):
                 if 0 <= at < states.shape[1]:
@@ -66,7 +66,7 @@ def rows_of(model: jaxlm.LoadedModel, sentences: Sequence[TaggedSentence]) -> tu
         for number, word in enumerate(sentence.tokens):
             ids = ids + tokenizer.encode(f" {word}" if number else word)
             last.append(len(ids) - 1 if len(ids) > len(before) else -1)
-        rows.append([*ids, *after][: model.length] or [0])
+        rows.append([*ids, *after] or [0])
         places.append(last)
     return rows, places
 
