@@ -20,7 +20,7 @@ from jaxlm.files import write_file
 TITLES = {
     "lstm": ("LSTM", "pieces"),
     "awd_lstm": ("AWD-LSTM", "pieces"),
-    "mt_lstm": ("MT-LSTM (CoVe)", "words"),
+    "mt_lstm": ("MT-LSTM (CoVe)", "pieces"),
     "elmo": ("ELMo", "words"),
     "gpt": ("GPT", "pieces"),
     "character_transformer": ("character Transformer", "bytes"),
