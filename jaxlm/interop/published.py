@@ -260,6 +260,8 @@ def _matrix(leaf: np.ndarray, rows: int) -> np.ndarray:
 def _place_of(tensors: Tensors) -> Path:
     """Return the file of the tensors, or the directory of several."""
     files = {info.file for info in tensors.infos.values()}
+    if not files:
+        return Path("the directory")
     return files.pop() if len(files) == 1 else min(files).parent
 
 
