@@ -69,7 +69,7 @@ def pretrained(tmp_path_factory, stores):
         ("--num-steps 5 --num-epochs 1", ["--num-steps must be given without --num-epochs, got 5 and 1"]),
         ("--optimizer.peak-lr nan", ["--optimizer.peak-lr must be finite, got nan"]),
         ("--model.width 30", ["--model.width must be divisible by --model.num-heads 4, got 30"]),
-        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it 0"]),
+        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it at 0"]),
         ("--data.weights 1 2", ["data.weights must have one value per store, got 2 for 1"]),
         ("--data.store nowhere", ["nowhere: no such token store", "jaxlm.prepare"]),
         ("--profile 5", ["--profile must be START:STOP", "got 5"]),
@@ -107,7 +107,7 @@ def pair_stores(tmp_path_factory):
             ["--objective.masking.share-random must be at most 1 together, got 0.8 and 0.3"],
         ),
         ("--model.width 30", ["--model.width must be divisible by --model.num-heads 4, got 30"]),
-        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it 0"]),
+        ("--model.vocab-size 99", ["--model.vocab-size must be 0 or 320", "got 99", "leave it at 0"]),
         ("--start START", ["@2", "a decoder (gpt)", "an encoder (bert)"]),
     ],
 )

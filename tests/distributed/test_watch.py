@@ -187,7 +187,9 @@ time.sleep(100)"""
 def test_a_collective_that_breaks_is_not_taken_for_the_cause(tmp_path):
     """Fails when the survivor of a kill reports its own broken collective."""
     what = """
-if number == 1: os.kill(os.getpid(), signal.SIGKILL)
+if number == 1:
+    while not os.path.exists("joined-0"): time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 multihost_utils.process_allgather(np.ones(3))"""
     survivor = run_pair(tmp_path, what).ends[0]
     assert survivor.code == 1 and re.search(f"^{LOST.format(r'1 .*')}$", survivor.errors.splitlines()[-1]), survivor

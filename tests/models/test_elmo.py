@@ -149,7 +149,7 @@ def test_the_published_sizes_have_the_published_parameters():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"width": 13}, "model.width must be even, got 13"),
+        ({"width": 13}, "model.width must be even, for two directions, got 13"),
         ({"filters": ()}, "model.filters must be pairs of numbers above 0"),
         ({"filters": ((2, 0),)}, "model.filters must be pairs of numbers above 0"),
         ({"filters": ((9, 3),)}, "model.filters must be at most model.num_characters 8 wide, got 9"),
