@@ -106,6 +106,7 @@ def main() -> None:
     in_turn(arguments, "forward", forward_here, forward_in_torch)
     with tempfile.TemporaryDirectory() as directory:
         write_model(arguments.vocabulary, Path(directory))  # the library has the sizes of GPT-2 small
+        arguments.steps, arguments.warmup = 1, 1  # of decoding
         programs = (partial(program, directory) for program in (generate_here, generate_in_torch))
         in_turn(arguments, "decoding", *programs)
 
