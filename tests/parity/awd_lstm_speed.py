@@ -4,7 +4,7 @@ WikiText-2's sizes, 20 rows of 70 tokens, float32 on the CPU: all dropout, AR an
 """
 
 from jaxlm.models.awd_lstm import AWD_LSTM_WT2
-from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_training, use_all_cores
 
 ROWS, LENGTH = 20, 70
 
@@ -29,7 +29,7 @@ def in_torch(steps: int, warmup: int) -> Timed:
     def locked(x, rate):
         return x * functional.dropout(torch.ones(x.shape[0], 1, x.shape[2]), rate)
 
-    def step() -> None:
+    def loss():
         kept = functional.dropout(torch.ones(config.vocab_size, 1), config.word_dropout_rate)
         x = locked(functional.embedding(ids[:, :-1], table * kept), config.embedding_dropout_rate)
         for number, lstm in enumerate(lstms):
@@ -40,14 +40,10 @@ def in_torch(steps: int, warmup: int) -> Timed:
             last = number == len(lstms) - 1
             x = locked(raw, config.output_dropout_rate if last else config.dropout_rate)
         scores = functional.linear(x.reshape(-1, config.width), table, bias)
-        loss = functional.cross_entropy(scores, ids[:, 1:].reshape(-1))
-        loss = loss + 2 * x.pow(2).mean() + (raw[:, 1:] - raw[:, :-1]).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.25)
-        optimizer.step()
+        total = functional.cross_entropy(scores, ids[:, 1:].reshape(-1))
+        return total + 2 * x.pow(2).mean() + (raw[:, 1:] - raw[:, :-1]).pow(2).mean()
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, 0.25, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:

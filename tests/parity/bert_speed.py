@@ -6,7 +6,7 @@
 before the output layer, have the next-sentence loss, clip the norm at 1 and use AdamW. `jaxlm.bench` also draws masks.
 """
 
-from parity.in_turn import Timed, in_turn, make_parser, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, in_turn, make_parser, time_bench, time_steps, time_training, use_all_cores
 
 ROWS, LENGTH, MASKED = 8, 128, 20
 BENCH = ("--model", "bert-base", "--batch-size", ROWS, "--length", LENGTH)
@@ -43,14 +43,7 @@ def train_in_torch(steps: int, warmup: int) -> Timed:
 
     model, loss = in_torch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-
-    def step() -> None:
-        loss().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, 1.0, steps, warmup)
 
 
 def forward_in_torch(steps: int, warmup: int) -> Timed:

@@ -7,7 +7,7 @@ the beginning of a training, and SGD with momentum. PyTorch's program has its ow
 """
 
 from jaxlm.models.character_transformer import T12
-from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_training, use_all_cores
 
 ROWS, LENGTH, VOCABULARY = 4, 512, 256
 
@@ -48,19 +48,17 @@ def in_torch(steps: int, warmup: int) -> Timed:
     optimizer = torch.optim.SGD(parameters, lr=0.003, momentum=0.99)
     ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 2))
 
-    def step() -> None:
-        x, loss = table(ids[:, :LENGTH]), torch.zeros(())
+    def loss():
+        x, total = table(ids[:, :LENGTH]), torch.zeros(())
         for layer in layers:
             x = layer(x)
             state = layer.norms[2](x)
             for ahead, (classifier, weight) in enumerate(zip(layer.classifiers, (1.0, 0.5), strict=True), start=1):
                 targets = ids[:, ahead : ahead + LENGTH].flatten()
-                loss = loss + weight * functional.cross_entropy(classifier(state).flatten(0, 1), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+                total = total + weight * functional.cross_entropy(classifier(state).flatten(0, 1), targets)
+        return total
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, None, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:

@@ -8,7 +8,7 @@ of cells and projections, which torch.nn.LSTM lacks.
 
 import numpy as np
 
-from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_training, use_all_cores
 
 ROWS, WORDS, UNITS, PROJECTION, VOCABULARY = 32, 20, 512, 128, 20_000
 FILTERS, CHARACTER_WIDTH, BYTES, CHARACTERS = ((1, 16), (2, 16), (3, 32), (4, 64)), 16, 50, 261
@@ -56,17 +56,14 @@ def in_torch(steps: int, warmup: int) -> Timed:
     zeros = (torch.zeros(1, ROWS, PROJECTION), torch.zeros(1, ROWS, UNITS))
     states = [[zeros, zeros], [zeros, zeros]]
 
-    def step() -> None:
+    def loss():
         nonlocal states
         inputs = torch.tensor(rng.integers(0, CHARACTERS, (2, ROWS, WORDS, BYTES)))
         targets = torch.tensor(rng.integers(0, VOCABULARY, (2, ROWS * WORDS)))
-        loss, states = model(inputs, targets, states)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        total, states = model(inputs, targets, states)
+        return total
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, 10.0, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:

@@ -19,6 +19,7 @@ from parity.in_turn import (
     make_parser,
     time_bench,
     time_steps,
+    time_training,
     use_all_cores,
 )
 
@@ -43,14 +44,7 @@ def train_in_torch(steps: int, warmup: int) -> Timed:
 
     model, ids = gpt1()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2.5e-4, weight_decay=0.01)
-
-    def step() -> None:
-        model(input_ids=ids, labels=ids).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return time_steps(step, steps, warmup)
+    return time_training(lambda: model(input_ids=ids, labels=ids).loss, optimizer, 1.0, steps, warmup)
 
 
 def forward_in_torch(steps: int, warmup: int) -> Timed:

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Timed(NamedTuple):
@@ -74,6 +74,22 @@ def time_steps(step: Callable[[], object], steps: int, warmup: int) -> Timed:
         step()
         seconds.append(time.perf_counter() - started)
     return Timed(statistics.median(seconds[warmup:]))
+
+
+def time_training(loss: Callable[[], Any], optimizer: Any, clip: float | None, steps: int, warmup: int) -> Timed:
+    """Return the median seconds of a training step of PyTorch. clip: the largest norm of the gradient; None: any."""
+    import torch
+
+    parameters = [leaf for group in optimizer.param_groups for leaf in group["params"]]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+
+    return time_steps(step, steps, warmup)
 
 
 def use_all_cores() -> None:

@@ -4,7 +4,7 @@ One layer of 2,048 units between embeddings of 768 and GPT-1's vocabulary, 4 row
 dropout: clip and AdamW in both.
 """
 
-from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_training, use_all_cores
 
 ROWS, LENGTH = 4, 256
 
@@ -25,16 +25,12 @@ def in_torch(steps: int, warmup: int) -> Timed:
     optimizer = torch.optim.AdamW(parameters, lr=2.5e-4, weight_decay=0.01)
     ids = torch.randint(config.vocab_size, (ROWS, LENGTH + 1))
 
-    def step() -> None:
+    def loss():
         states, _ = lstm(functional.embedding(ids[:, :-1], table))
         scores = functional.linear(out(states), table)
-        loss = functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        return functional.cross_entropy(scores.flatten(0, 1), ids[:, 1:].flatten())
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, 1.0, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:

@@ -5,7 +5,7 @@ SGD with the norm clipped at 5. PyTorch's program has torch.nn.LSTM for the enco
 torch.nn.LSTMCell for the decoder, with the output of a step as a part of the next one's input.
 """
 
-from parity.in_turn import Timed, main, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_steps, time_training, use_all_cores
 
 ROWS, WORDS, VOCABULARY, WIDTH, WORD_WIDTH, LAYERS = 64, 16, 10_000, 600, 300, 2
 RATE, CLIP_NORM = 1.0, 5.0
@@ -50,16 +50,12 @@ def in_torch(steps: int, warmup: int) -> Timed:
         nn.init.uniform_(parameter, -0.1, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
-    def step() -> None:
+    def loss():
         source, target = torch.randint(VOCABULARY, (ROWS, WORDS)), torch.randint(VOCABULARY, (ROWS, WORDS + 1))
         scores = model(source, target[:, :-1]).reshape(-1, VOCABULARY)
-        loss = functional.cross_entropy(scores, target[:, 1:].reshape(-1), reduction="sum") / ROWS
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
+        return functional.cross_entropy(scores, target[:, 1:].reshape(-1), reduction="sum") / ROWS
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, CLIP_NORM, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:

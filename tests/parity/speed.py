@@ -1,7 +1,7 @@
 """Time every family here and in PyTorch, in turn, and print one table: `cd tests && python -m parity.speed DATA`.
 
-DATA has GPT-2's `encoder.json` and `vocab.bpe` in `vocab/gpt2`, and a SentencePiece file of 32,000 pieces or more in
-`vocab`. The rows are those of the scripts NAME_speed, which describe what they time. The machine must be idle.
+DATA has GPT-2's `encoder.json` and `vocab.bpe` in `vocab/gpt2`. The rows are those of the scripts NAME_speed, which
+describe what they time. The machine must be idle.
 """
 
 import argparse
@@ -47,14 +47,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=SCRIPTS, nargs="+", default=list(SCRIPTS), help="scripts to run")
     arguments = parser.parse_args()
-    vocabularies = arguments.data / "vocab"
-    of_script = {
-        "gpt_speed": [vocabularies / "gpt2"],
-        "t5_speed": sorted(vocabularies.glob("sentencepiece*.model"))[:1],
-    }
+    of_script = {"gpt_speed": [str(arguments.data / "vocab/gpt2")]}
     rows = ["| program | jaxlm, s | PyTorch, s | speed | range |", "|---|---|---|---|---|"]
     for script in arguments.only:
-        command = [sys.executable, "-m", f"parity.{script}", *map(str, of_script.get(script, []))]
+        command = [sys.executable, "-m", f"parity.{script}", *of_script.get(script, [])]
         with subprocess.Popen(
             [*command, "--rounds", str(arguments.rounds)], stdout=subprocess.PIPE, text=True
         ) as process:

@@ -1,6 +1,6 @@
 """Time T5 small here and with Hugging Face's T5, in turn: a training step, and greedy decoding of eight rows.
 
-`cd tests && python -m parity.t5_speed SENTENCEPIECE`, with a SentencePiece file of 32,000 pieces, for example T5's.
+`cd tests && python -m parity.t5_speed`
 
 Float32 on the CPU, all cores, no dropout. Training: eight rows of 128 tokens with targets of 29, as the layout `spans`
 makes them, with Adafactor, here by `jaxlm.bench` and in PyTorch that of transformers. Decoding: 64 tokens for sources
@@ -21,7 +21,7 @@ from parity.in_turn import (
     in_turn,
     make_parser,
     time_bench,
-    time_steps,
+    time_training,
     use_all_cores,
 )
 
@@ -34,15 +34,26 @@ def sources() -> list[list[int]]:
     return np.random.default_rng(0).integers(END + 1, VOCABULARY, (ROWS, SOURCE)).tolist()
 
 
-def write_model(sentencepiece: Path, directory: Path) -> None:
-    """Write T5 small with random weights as Hugging Face's files."""
+def write_model(directory: Path) -> None:
+    """Write T5 small with random weights as Hugging Face's files, with a small vocabulary, which no measure reads."""
+    import sentencepiece
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
     config = T5Config(decoder_start_token_id=PAD)  # the library's defaults are the sizes of t5-small
     T5ForConditionalGeneration(config).save_pretrained(directory)
-    (directory / "spiece.model").write_bytes(sentencepiece.read_bytes())
+    sentencepiece.SentencePieceTrainer.train(
+        input=__file__,
+        model_prefix=str(directory / "spiece"),
+        vocab_size=200,
+        pad_id=PAD,
+        eos_id=END,
+        unk_id=END + 1,
+        bos_id=-1,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
 
 
 def train_in_torch(directory: str, steps: int, warmup: int) -> Timed:
@@ -55,13 +66,7 @@ def train_in_torch(directory: str, steps: int, warmup: int) -> Timed:
     model = T5ForConditionalGeneration.from_pretrained(directory).eval()  # no dropout
     optimizer = Adafactor(model.parameters(), lr=0.01, relative_step=False)
     ids, labels = torch.tensor(sources()), torch.tensor(sources())[:, :TARGET].contiguous()
-
-    def step() -> None:
-        model(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return time_steps(step, steps, warmup)
+    return time_training(lambda: model(input_ids=ids, labels=labels).loss, optimizer, None, steps, warmup)
 
 
 def train_here(directory: str, steps: int, warmup: int) -> Timed:
@@ -89,11 +94,9 @@ def generate_here(directory: str, steps: int, warmup: int) -> Timed:
 
 def main() -> None:
     """Print the ratios."""
-    parser = make_parser(__doc__, steps=10, warmup=3)
-    parser.add_argument("sentencepiece", type=Path)
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__, steps=10, warmup=3).parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        write_model(arguments.sentencepiece, Path(directory))
+        write_model(Path(directory))
         in_turn(arguments, "training", partial(train_here, directory), partial(train_in_torch, directory))
         arguments.steps, arguments.warmup = 1, 1  # of decoding
         in_turn(arguments, "decoding", partial(generate_here, directory), partial(generate_in_torch, directory))

@@ -7,7 +7,7 @@ both. PyTorch's statement has batched products and the shift by padding.
 """
 
 from jaxlm.models.transformer_xl import ENWIK8
-from parity.in_turn import Timed, main, time_bench, time_steps, use_all_cores
+from parity.in_turn import Timed, main, time_bench, time_training, use_all_cores
 
 ROWS, LENGTH = 2, 512
 
@@ -59,7 +59,7 @@ def in_torch(steps: int, warmup: int) -> Timed:
         padded = functional.pad(x, (1, 0)).reshape(ROWS, h, keys + 1, LENGTH)
         return padded[:, :, 1:].reshape(ROWS, h, LENGTH, keys)
 
-    def step() -> None:
+    def loss():
         x, relative = drop(functional.embedding(ids[:, :-1], table) * d**0.5), drop(encodings)
         for number, layer in enumerate(stack):
             source = torch.cat([memories[number], x], dim=1)
@@ -72,13 +72,10 @@ def in_torch(steps: int, warmup: int) -> Timed:
             attended = functional.linear((weights @ value).transpose(1, 2).reshape(ROWS, LENGTH, d), layer["out"])
             x = layer["norms"][0](x + drop(attended))
             x = layer["norms"][1](x + drop(layer["back"](drop(torch.relu(layer["in"](x))))))
-        loss = functional.cross_entropy(functional.linear(drop(x).reshape(-1, d), table, bias), ids[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.25)
-        optimizer.step()
+        scores = functional.linear(drop(x).reshape(-1, d), table, bias)
+        return functional.cross_entropy(scores, ids[:, 1:].reshape(-1))
 
-    return time_steps(step, steps, warmup)
+    return time_training(loss, optimizer, 0.25, steps, warmup)
 
 
 def here(steps: int, warmup: int) -> Timed:
