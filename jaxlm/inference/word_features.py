@@ -1,13 +1,17 @@
 """Features of words from the layers of other models, which a network over words reads beside the words.
 
 Peters et al. (2018, section 3.2) and McCann et al. (2017, section 4) give a task network the states of a model that
-stays fixed; those of a translation model are the states of its encoder. They are computed once, and kept in a file that
-is named by what they depend on: the parameters of the model, the layers and the words. A word's states are those of its
-first token; a word without a token has zeros. The state of a recurrent model is empty before each sentence.
+stays fixed; those of a translation model are the states of its encoder. They are computed once and kept in a file of
+float32 numbers. Its name has a hash of what they depend on, the parameters of the model, the layers and the words, and
+a hash of the numbers, so that a damaged file is detected and computed again. A word's states are those of its first
+token; a word without a token has zeros. The state of a recurrent model is empty before each sentence.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import logging
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +25,15 @@ from jax.sharding import Mesh
 
 from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError
-from jaxlm.files import atomic_output
+from jaxlm.files import atomic_file, remove_left
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.inference.token_outputs import TokenRow, arranged, states_step, token_outputs, worded
 from jaxlm.models import build, family_of
 from jaxlm.tasks.encoding import SpelledRows
 from jaxlm.tasks.token_rows import first_tokens
 from jaxlm.training.start import Source, source_of
+
+log = logging.getLogger(__name__)
 
 BATCH_SIZE = 32
 _SPEC = re.compile(r"(?P<name>.+?)(?::(?P<layers>all|-?\d+(,-?\d+)*))?")
@@ -61,18 +67,16 @@ class WordFeatures:
         kept: a directory from which they are read, or into which they are written; None: they are computed.
         """
         sentences = encoded.sentences()
-        if kept is None:
-            return self._computed(sentences, mesh)
-        file = kept / f"{self._digest(sentences)}.npy"
-        if not first_process_decides(file.exists):
-            found = self._computed(sentences, mesh)
-            if jax.process_index() == 0:
-                kept.mkdir(parents=True, exist_ok=True)
-                with atomic_output(file, "wb") as opened:
-                    np.save(opened, found)  # type: ignore[arg-type]
-            return found
-        read: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-        return read
+        name, shape = self._digest(sentences), (sum(map(len, sentences)), *self.shape)
+        if not shape[0]:
+            return np.zeros(shape, np.float32)
+        file = None if kept is None else first_process_decides(lambda: _kept_file(kept, name, shape))
+        if kept is not None and file is not None:
+            return np.memmap(kept / file, np.float32, "r", shape=shape)
+        found = self._computed(sentences, mesh)
+        if kept is not None and jax.process_index() == 0:
+            _keep(kept / f"{name}-{_hash_of(found)}.bin", found)
+        return found
 
     def _digest(self, sentences: Sequence[Sequence[str]]) -> str:
         text = "\n".join(" ".join(words) for words in sentences)
@@ -133,6 +137,34 @@ def _parsed(spec: str, run: str) -> WordFeatures:
             "embeddings, -1 is the last layer"
         )
     return WordFeatures(spec, name, layers, source)
+
+
+def _hash_of(numbers: np.ndarray) -> str:
+    return hashlib.sha256(numbers.data).hexdigest()[:16]
+
+
+def _kept_file(kept: Path, name: str, shape: tuple[int, ...]) -> str | None:
+    """Return the name of the file of some features, or None. A damaged file is removed."""
+    for path in sorted(kept.glob(f"{name}-*.bin")):
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.stat().st_size == 4 * math.prod(shape):
+                if path.stem == f"{name}-{_hash_of(np.memmap(path, np.float32, 'r', shape=shape))}":
+                    return path.name
+        log.warning("%s is damaged; its features are computed again", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _keep(file: Path, numbers: np.ndarray) -> None:
+    """Write features to a file, if there is room for it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        remove_left(file.parent, ".*.partial", 60)
+        with atomic_file(file, "wb") as opened:
+            opened.write(numbers.data)
+    except OSError as error:
+        log.warning("%s cannot be written (%s); the next start computes these features again", file, error.strerror)
 
 
 def _row_of(run: LoadedRun, words: Sequence[str]) -> tuple[TokenRow, np.ndarray]:

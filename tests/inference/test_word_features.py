@@ -1,6 +1,7 @@
 """Features of words from other models: what they are, the files that keep them, and runs that read them."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -152,6 +153,33 @@ def test_features_are_computed_once_and_read_to_the_bit(runs, tmp_path):
     batch = read.batch(np.array([2, 1]), read.largest, 3)
     np.testing.assert_array_equal(batch.features[0][1, 0, :1], read.features[0][2:3])
     assert not np.any(batch.features[0][1, 0, 1:]) and not np.any(batch.features[0][2])
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "a pipe", "a device"])
+def test_a_damaged_file_is_computed_again(runs, tmp_path, harm, caplog):
+    """Fails when training reads what a disk error left in the file, or waits for a pipe."""
+    mesh, split = make_mesh(MeshConfig()), encoded(runs["store"])
+    some = word_features([f"{runs['bert']}:1"], "none")
+    with use_mesh(mesh):
+        (made,) = with_features(split, some, mesh, tmp_path).features
+        (file,) = tmp_path.iterdir()
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.unlink()
+        if harm == "a pipe":
+            os.mkfifo(file)
+        elif harm == "a device":
+            file.symlink_to("/dev/zero")
+        else:
+            file.write_bytes({"flipped": content, "cut": content[:-1], "emptied": b""}[harm])
+        (again,) = with_features(split, some, mesh, tmp_path).features
+        assert [record.getMessage() for record in caplog.records if str(file) in record.getMessage()] == [
+            f"{file} is damaged; its features are computed again"
+        ]
+        (kept,) = with_features(split, some, mesh, tmp_path).features
+    np.testing.assert_array_equal(again, made)
+    np.testing.assert_array_equal(kept, made)
+    assert list(tmp_path.iterdir()) == [file] and len(caplog.records) == 1
 
 
 def test_a_network_reads_features_in_training_and_prediction(runs, tmp_path):
