@@ -1,8 +1,8 @@
 """Pretrain, fine-tune and evaluate language models in JAX and Flax.
 
-The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate. It changes no
-setting of the process, but for what JAX's GPU plugin needs where it is installed (`jaxlm.cuda`). docs/python.md
-describes them.
+The names below are the Python API. They are imported on first use, so that `import jaxlm` is immediate. The import
+changes no setting of the process, except those that JAX's GPU plugin needs where it is installed (`jaxlm.cuda`).
+docs/python.md describes the API.
 """
 
 import importlib

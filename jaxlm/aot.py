@@ -102,7 +102,7 @@ def aot(arguments: Arguments | TaskArguments, given: Given = frozenset()) -> dic
     for _, _, place in compared:
         if place.cost_model != where.cost_model and not arguments.largest_batch:
             raise InputError(
-                f"--compare must keep to devices whose estimates are of one kind, got {place.name} (by "
+                f"--compare must name devices with the same kind of estimate, got {place.name} (by "
                 f"{place.cost_model}) and {where.name} (by {where.cost_model}); make two reports, and compare their "
                 "bounds"
             )

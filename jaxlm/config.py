@@ -53,7 +53,7 @@ def find_config(name: str) -> Path:
     if path is None:
         known = known_configs()
         hint = did_you_mean(_short(name), known, "there are: " + ", ".join(known))
-        raise InputError(f"config {name}: no such file and no config of that name; {hint}")
+        raise InputError(f"CONFIG must be a file or the name of a config, got {name}; {hint}")
     return path
 
 
@@ -83,7 +83,7 @@ def load_config(name: str, kind: type) -> Any:
     path = find_config(name)
     spec = importlib.util.spec_from_file_location("jaxlm_config_file", path)
     if spec is None or spec.loader is None:
-        raise InputError(f"config {path} is not a Python file; give a .py file with a function config()")
+        raise InputError(f"CONFIG must be a Python file with a function config(), got {path}; give a .py file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -278,7 +278,9 @@ def with_fields(config: Any, fields: Mapping[str, Any], name: str = "changes") -
         for step in path:
             part = part.setdefault(step, {})
             if not isinstance(part, dict):
-                raise InputError(f"{name}.{field} must name a field, but {step} has no fields; leave the rest out")
+                raise InputError(
+                    f"{name}.{field} must name a field, got a field of {step}, which has none; leave it out"
+                )
         part[last] = value
     return from_json(type(config), values, name)
 

@@ -1,4 +1,4 @@
-"""JAX's plugin for NVIDIA GPUs, before JAX is imported: options that it needs, and silence where there is no GPU.
+"""JAX's plugin for NVIDIA GPUs, before JAX is imported: options that it needs, and no messages where there is no GPU.
 
 The plugin also contains XLA's GPU compiler, which `jaxlm.aot` uses on machines without a GPU. There JAX prints a
 traceback when it starts its devices, and the plugin's libraries print lines when they are loaded. This module does not

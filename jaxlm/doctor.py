@@ -4,8 +4,8 @@ Run it first on a new pod, with the same command on every worker. It checks vers
 them, agreement of the processes, attention against a plain reference in float64, memory, disk, and the compilation
 cache. With a config it also checks the batch on this mesh, the memory of the state, and, if the config names stores,
 their checksums. No store is needed. It prints a line per check: `ok`, `--` for information, `!!` for a failure with the
-fix. The first of several processes prints everything, each other one its own failures. The exit code is 0, or 1 if a
-check failed on any process.
+fix. The first of several processes prints everything, and every other process prints its own failures. The exit code is
+0, or 1 if a check failed on any process.
 
 `--measure DIR` measures this machine instead, on one device: it compares attention and losses with the CPU, kills and
 resumes a run, fine-tunes a BERT with random weights, and times training steps. It needs no network. Each part takes

@@ -58,11 +58,12 @@ class Stopped(Exception):
 class StoppedEarly(KeyboardInterrupt):
     """A stop by SIGTERM or SIGINT before training began, when there is nothing to save.
 
-    It is raised wherever the program is, so it is no Exception: code that takes those for damaged files lets it pass.
+    It is raised wherever the program is. It is not a subclass of Exception, so that code that treats an Exception as a
+    damaged file does not catch it.
     """
 
     def __init__(self) -> None:
-        super().__init__("stopped before training began, nothing is lost; rerun the same command to resume")
+        super().__init__("stopped before training began; nothing is lost; rerun the same command to resume")
 
 
 def run_command(main: Callable[[], None]) -> None:

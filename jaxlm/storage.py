@@ -440,7 +440,7 @@ def _answered(place: str, request: Callable[[], Answer]) -> Answer:
                     "run the same command again"
                 ) from error
             if wait == 4.0:
-                log.warning("%s does not answer (%s); it is asked again", place, reason(error))
+                log.warning("%s does not answer (%s); the request is repeated", place, reason(error))
         time.sleep(wait * random.uniform(0.5, 1.0))
         wait = min(2 * wait, _LONGEST_WAIT)
 

@@ -10,7 +10,7 @@ usage: launch/pod_prepare.sh HEAD ARGUMENT ...
 Runs on every worker of a pod, started by launch/tpu_pod.sh. The worker with the address HEAD starts Ray and runs
 `python -m jaxlm.prepare ARGUMENT ...` on it; the others join it and serve until it ends. ~/jaxlm-ray-token has the
 token of the cluster. SIGTERM to the worker HEAD interrupts the preparation.
-~/jaxlm-ray.log has what Ray says on the others.
+~/jaxlm-ray.log has the output of Ray on the others.
 Exit codes: those of jaxlm.prepare on HEAD, 0 on the others.
 TEXT
 }

@@ -11,7 +11,7 @@ Creates .venv with jaxlm and pinned versions of its dependencies, for this kind 
 It does nothing if everything is installed; another kind may be added to the same .venv. EXTRA: elmo gpt1 music
 parquet ray s3 zero-shot tfds test parity harness docs gpu-compiler (described in setup.cfg). PYTHON=... selects the
 interpreter, Python 3.11 to 3.14; the default is python3, else the newest of these. A .venv of another version than
-PYTHON is recreated with what it had.
+PYTHON is recreated with the same devices and extras.
 TEXT
 }
 

@@ -11,7 +11,7 @@ Sets up .venv if needed and runs the tests on the CPU, which simulates eight dev
   launch/test.sh -m 'not slow'             the quick tests
   launch/test.sh tests/data/test_data_rows.py   one file
 Tests on real data read it from $JAXLM_DATA (default .data). Tests against PyTorch need launch/setup.sh cpu parity. Both
-are skipped, with the reason, if that is missing.
+kinds are skipped, with the reason, if these are missing.
 TEXT
   exit 0
 fi

@@ -14,7 +14,7 @@ create (the default) requests a pod, or uses the existing one of that name. It i
 on all workers, copies the token stores from gs:// to each worker's disk, starts
 `python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
 pod is preempted it requests a new one and continues from the newest checkpoint, until the run is complete; then it
-deletes the pod. It may itself be stopped and called again: the pod stays, and its last line says so. Billing starts
+deletes the pod. It may itself be stopped and called again: the pod stays, and the last line of the launcher says so. Billing starts
 when the pod becomes ACTIVE. The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another
 run, is left alone.
 prepare does the same with a store instead of a run: it starts Ray on all workers and the first of them runs
@@ -351,7 +351,7 @@ failed() {
   pause_run
   failures=$((failures + 1))
   [ "$failures" -le "$retries" ] ||
-    code=1 fail "$1, $failures times; pod $name is still there and costs money (logs, then delete)"
+    code=1 fail "$1, $failures times; pod $name is still there and costs money; read launch/tpu_pod.sh logs, then launch/tpu_pod.sh delete"
   say "$1; it will be tried again"
   sleep "$poll"
 }
@@ -446,7 +446,7 @@ create() {
         closed=1
         return
         ;;
-      2) fail "the command was rejected (its last line gives the reason); pod $name still exists and costs money (delete)" ;;
+      2) fail "the command was rejected (its last line gives the reason); pod $name still exists and costs money; launch/tpu_pod.sh delete removes it" ;;
       stopped)
         say "$job $run was stopped and saved; pod $name stays: it costs money until launch/tpu_pod.sh delete"
         closed=1

@@ -1,7 +1,7 @@
 """Cross-view training of a tagger over words, from scratch (Clark et al., 2018), with the values of its code, cvt_text.
 
-`--unlabelled` gives the sentences without tags; without it, all steps are supervised. 200,000 updates of both kinds,
-as in the authors' README. An odd `log_every` has lines of both kinds.
+`--unlabelled` gives the sentences without tags; without it, all steps are supervised. A run has 200,000 updates of
+both kinds, as in the authors' README. With an odd `log_every`, metrics.jsonl has lines of both kinds.
 """
 
 from jaxlm.models.bilstm import BiLSTMConfig

@@ -1,7 +1,7 @@
 """The character Transformer of 12 layers, T12, on enwik8 (Al-Rfou et al., 2019, section 3).
 
-The paper reports 1.11 bits per byte. It states neither the norms, the initial values nor clipping; here they are norms
-before each branch, the default of the model, and none.
+The paper reports 1.11 bits per byte. It does not state the norms, the initial values or the clipping. Here norms
+precede each branch, the initial values are the defaults of the model, and gradients are not clipped.
 """
 
 from dataclasses import replace

@@ -84,7 +84,7 @@ def exhausted(name: str, program: Compiled, rows: int, error: Exception) -> RunE
 
 def _smaller(rows: int) -> str:
     half = f"give --batch-size {rows // 2}" if rows > 1 else "choose a smaller --length"
-    return f"{half}, or raise --micro-batches where there are any"
+    return f"{half}, or raise --micro-batches if this is a training step"
 
 
 def largest_batch() -> str:

@@ -89,7 +89,12 @@ def holder_of(place: str) -> str | None:
         first, began, is_said = storage.read(place), time.monotonic(), False
         while (waited := time.monotonic() - began) < WATCHED:
             if waited > 2 * RENEWED and not is_said:
-                log.warning("%s gave no sign of life; %s is removed after %.0f s", _named(first), place, WATCHED)
+                log.warning(
+                    "%s has not renewed the lock %s, which is removed after %.0f s without a renewal",
+                    _named(first),
+                    place,
+                    WATCHED,
+                )
                 is_said = True
             time.sleep(_LOOKS)
             if (now := storage.read(place)) != first:

@@ -4,8 +4,8 @@
 power of two up to MOST_LANES that leaves each lane a block. Place p of an epoch is place p // lanes of lane
 p % lanes. The rows of the blocks that are left, fewer than one per lane, and of the last block, which is not full, are
 cut into one piece per lane, which follows the lane's blocks; fewer rows than lanes remain and come last. A lane is
-permuted within windows of two blocks, the last of which may be longer. If the rows of a batch divide the lanes, row b
-of all batches of an epoch is from the same lanes, so that a process reads blocks of its own.
+permuted within windows of two blocks, the last of which may be longer. If the number of rows of a batch divides the
+number of lanes, row b of all batches of an epoch is from the same lanes, so that a process reads blocks of its own.
 """
 
 import functools

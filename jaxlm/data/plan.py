@@ -50,7 +50,9 @@ def is_new(output: str) -> bool:
         words = output.split("/")  # gs:, nothing, the bucket, and the names of folders
         above = ("/".join(words[:k]) for k in range(4, len(words)))
         if (found := next(filter(_is_object, above), None)) is not None:
-            raise InputError(f"--output must not be below an object, got {output}, but {found} is one; name another")
+            raise InputError(
+                f"--output must not be below an object, got {output}, but {found} is one; name another --output"
+            )
         if DESCRIPTION not in there:
             there -= {PARTIAL, TOKENIZER, CHECKSUMS, *(f"{name}.bin" for name in ARRAYS)}
     if DESCRIPTION in there:
@@ -81,7 +83,8 @@ def existing_store(
         if (old := made.get(field, EARLIER.get(field))) != value:
             flag = field.replace("_", "-")
             raise InputError(
-                f"{output} was made with --{flag} {shown(old)}, not {shown(value)}; name another --output, or delete it"
+                f"{output} was made with --{flag} {shown(old)}, not {shown(value)}; name another --output, "
+                f"or delete {output}"
             )
     try:
         inputs = [list_units(source, number)[1] for number, source in enumerate(sources)]
@@ -92,7 +95,7 @@ def existing_store(
         pairs = zip(store.description["inputs"], inputs, strict=True)
         changed = next(old["source"] for old, new in pairs if old != new)
         raise InputError(
-            f"{output} is complete, but source {changed!r} has changed since; name another --output, or delete it"
+            f"{output} is complete, but source {changed!r} has changed since; name another --output, or delete {output}"
         )
     _check_tokenizer(store, arguments["tokenizer"], case)
     storage.remove_tree(partial_place(output))  # what a kill has left, or a late worker

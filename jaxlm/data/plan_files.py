@@ -100,7 +100,9 @@ def plan_of(store: Store, section: Section, options: dict[str, Any], make: Make)
                 if url:
                     _send(folder, url)
                 return found
-    raise InputError(f"the plan of the rows needs a folder to write to, {own} or {shared}: {reason}; make room for it")
+    raise InputError(
+        f"the plan of the rows must have a writable folder, {own} or {shared}, got {reason}; make room in one of them"
+    )
 
 
 def _read(folder: Path, identity: dict[str, Any]) -> Plan | None:
@@ -149,7 +151,7 @@ def _send(folder: Path, url: str) -> None:
                 with path.open("rb") as file:
                     storage.send(f"{url}/{path.name}", file)
     except (OSError, InputError, RunError) as error:
-        log.info("the plan of the rows stays on this machine: %s", one_line(error))
+        log.info("the plan of the rows could not be uploaded and stays on this machine: %s", one_line(error))
 
 
 def _may_send(place: str) -> bool:

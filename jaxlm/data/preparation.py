@@ -391,7 +391,7 @@ def _sources(config: PrepareConfig) -> tuple[Source, ...]:
         return tuple(dataclasses.replace(source, copies=copies) for source in sources)
     for name in ("transpose", "stretch"):
         if value := getattr(config, name):
-            raise InputError(f"--{name} must be given with a source midi:GLOB, got {value} without; leave it out")
+            raise InputError(f"--{name} must be given with a source midi:GLOB, got {value} without one; leave it out")
     return sources
 
 

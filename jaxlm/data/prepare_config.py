@@ -41,7 +41,7 @@ class PrepareConfig:
     """Sampling weights of the sources in training, one per source. Default: proportional to their tokens."""
 
     sample: Count | None = None
-    """Keep this number of random documents of each source, to try things on a part. Default: all documents."""
+    """Keep this number of random documents of each source, for trials on a part of the text. Default: all documents."""
 
     workers: Annotated[int, Range(0, fix="give 0 for one per core")] = 0
     """Number of encoding processes. 0: one per core. The result does not depend on it."""

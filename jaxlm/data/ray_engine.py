@@ -156,7 +156,8 @@ class RayEngine:
         except (EOFError, OSError):
             self.process.join(ENDS)
             raise RunError(
-                f"Ray's driver ended (exit {self.process.exitcode}): its cluster may be lost, or memory short; {RESUME}"
+                f"Ray's driver ended (exit {self.process.exitcode}): its cluster may be lost, or its memory exhausted; "
+                f"{RESUME}"
             ) from None
         if kind in ("input", "failed"):
             raise (InputError if kind == "input" else RunError)(value)

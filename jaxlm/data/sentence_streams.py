@@ -3,12 +3,12 @@
 Peters et al. (2018, section 3.4); allenai/bilm-tf, bilm/data.py:264-313 (`_get_batch`) and 435-460
 (`BidirectionalLMDataset`). A sentence of the words w1 … wn has the inputs <S> w1 … wn and the targets w1 … wn </S>;
 backward, it has the inputs </S> wn … w1 and the targets wn … w1 <S>. The next sentence follows in the same row, and the
-model keeps its state. Each direction reads all sentences in an order of its own, which changes with the epoch. A line
-break and the end of a document are no words.
+model keeps its state. Each direction reads all sentences in an order of its own, which changes with the epoch. Line
+breaks and the ends of documents are not words.
 
 A row of bilm-tf takes the next sentence of its reader whenever it needs one, so that a batch depends on all before it.
-Here the sentences of an epoch, one after the other, are divided into one stream per row beforehand: any batch is had at
-once, and the first sentence of a stream may be the rest of one that the stream before it begins.
+Here the sentences of an epoch, one after the other, are divided into one stream per row beforehand: any batch can
+be computed directly, and the first sentence of a stream may be the rest of one that the stream before it begins.
 """
 
 import functools

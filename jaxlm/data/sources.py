@@ -386,7 +386,8 @@ def _read_records(source: Source, part: Slice, errors: Errors) -> Iterator[str]:
                 raise not_utf8(error, f"source {source.spec!r}: record {number}", remedy=REMEDY) from None
         if not isinstance(value, str):
             raise InputError(
-                f"source {source.spec!r}: field {source.field!r} must be text, got {type(value).__name__}; name another"
+                f"source {source.spec!r}: field {source.field!r} must be text, got {type(value).__name__}; name "
+                "another field"
             )
         yield value
 

@@ -110,7 +110,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     sizes = [config.data, chosen_fsdp(config, devices, len({slice_of(device) for device in devices})), config.tensor]
     asked = ", ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
-        raise InputError(f"mesh ({asked}): sizes must be positive, with at most one -1")
+        raise InputError(
+            f"mesh must have positive sizes, with at most one -1, got {asked}; change --mesh.data, "
+            "--mesh.fsdp or --mesh.tensor"
+        )
     known = int(np.prod([size for size in sizes if size != -1]))
     if -1 in sizes and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known

@@ -119,7 +119,9 @@ class _Watch:
         """Report an error, tell the others, and end."""
         if isinstance(error, jax.errors.JaxRuntimeError):  # collectives raise it if another process is gone
             if not self._heard.wait(1):  # a killed one is heard of at once, and then that line is the last
-                log.info("%s: is another worker gone? That shows within %d s", one_line(error)[:200], GONE_AFTER)
+                log.info(
+                    "%s: another worker may be lost; this will be known within %d s", one_line(error)[:200], GONE_AFTER
+                )
                 self._heard.wait(GONE_AFTER)
             if self._failure is not None:
                 self._leave(EXIT_FAILED, self._failure)

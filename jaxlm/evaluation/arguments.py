@@ -28,7 +28,8 @@ class Evaluation:
     run: str
     """A run, RUN or RUN@STEP, or published weights: hf:DIR, hf:NAME, openai:DIR, google:DIR."""
     batch_size: Count | None = None
-    """Sequences in a batch. The results do not depend on it, except of text read in streams: it is their number."""
+    """Number of sequences in a batch. The results do not depend on it, except for text that is read in streams, whose
+    number it is."""
     output: Path | None = None
     """A file for the results: a JSON object, or JSONL with one line per row."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -251,8 +252,8 @@ class ZeroShotOptions:
     seed: Seed = 0
     """Seed of the sampling of summaries."""
     sample: Count | None = None
-    """Number of random rows of each task, for a first look; of blimp, of each paradigm; of cola, of train and dev. They
-    are the same for every model. Default: all rows."""
+    """Number of random rows of each task to evaluate: for blimp, of each paradigm; for cola, of train and of dev. The
+    rows are the same for every model. Default: all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +280,7 @@ class ZeroShotCurve:
     output: Path
     """A file for the figure: .png, .pdf or .svg."""
     ceiling: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """TASK=VALUE, another ceiling of a task. Can be repeated."""
+    """TASK=VALUE, the ceiling of a task in place of its default. The flag can be repeated."""
     distributed: tyro.conf.Suppress[DistributedConfig] = field(default_factory=DistributedConfig)
 
 
@@ -331,9 +332,9 @@ class BenchArguments:
     config: tyro.conf.Positional[str]
     """A config file, or its name: pretrain/gpt1."""
     steps: Count = 10
-    """Timed steps. The median counts."""
+    """Number of timed steps, of which the median is reported."""
     warmup: Natural = 3
-    """Steps before the timed ones."""
+    """Number of steps before the timed ones."""
     forward: bool = False
     """Measure the forward pass and its loss instead of a training step, and with a causal model also the scoring of the
     same rows in evaluations."""

@@ -136,7 +136,7 @@ class Measurement:
         lines = self.command("doctor", codes=(0, 1)).splitlines()
         compared = [line for line in lines if line[4:].startswith("attention")]
         if not compared:
-            raise RunError(f"doctor compared no attention; see {self.log}")
+            raise RunError(f"doctor did not compare attention; see {self.log}")
         return {"ok": all(line.startswith("ok") for line in compared), "says": compared[-1][19:], "doctor": lines}
 
     def loss(self, family: str) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def measure(directory: Path, size: Size = "full") -> bool:
         failed += line.startswith("!!")
         print(line, flush=True)
     print(*table(directory), sep="\n")
-    print(f"{directory}: send back its .json and .log files")
+    print(f"the results are the .json and .log files in {directory}")
     return not failed
 
 

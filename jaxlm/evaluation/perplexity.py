@@ -204,12 +204,17 @@ def check_rows(arguments: Perplexity, length: int, data: DataConfig) -> None:
     if stride is None:
         return
     if stride > length:
-        raise InputError(f"stride must be at most the length {length}, got {stride}; a larger one would skip tokens")
+        raise InputError(
+            f"stride must be at most the length {length}, got {stride}; give a smaller one, as a larger "
+            "stride would skip tokens"
+        )
     if not data.overlaps:
         names = either([name for name, member in MEMBERS.items() if member.overlaps])
         raise InputError(f"layout must be {names} with stride, got {data.layout}; give --layout {names}")
     if arguments.by_position:
-        raise InputError("by_position must be left out with stride, got both; each window scores its end alone")
+        raise InputError(
+            "by_position must be left out with stride, got both; leave one out, as each window scores only its end"
+        )
 
 
 def make_sliding_step(model: Model, stride: int) -> EvalStep:

@@ -72,8 +72,9 @@ class FinetuneArguments(TaskArguments):
     learning_rates: tuple[NotNegative, ...] = ()
     """Learning rates to try instead of optimizer.peak_lr. The one with the best mean on dev is reported."""
     word_vectors: str | None = None
-    """File of word vectors in GloVe's text format, with which the words of a run from scratch begin. Its width is that
-    of the model's. A word is found by its spelling, else in lower case; others begin at random. Default: all do."""
+    """File of word vectors in GloVe's text format, with which the words of a run from scratch begin. The vectors have
+    the model's width. A word is looked up by its spelling, else in lower case. Words without a vector begin at random.
+    Default: all words begin at random."""
     beyond_length: bool = False
     """Use positions of the start's table that were never trained. The limit is the task's length, or --length."""
     keep: Literal["best", "all"] = "best"

@@ -150,7 +150,7 @@ class Training:
         context, held, progress = self.context, self.held, self.progress[number]
         if (step := progress.failed_in) is not None:
             rows = held.data[number].described(step - 1)
-            return write_failure(context, trial, f"loss or gradient are not finite in step {step} ({rows})")
+            return write_failure(context, trial, f"the loss or the gradient is not finite in step {step} ({rows})")
         return finish_trial(context, held.programs, trial, progress, held.take(held.best, number))
 
     def _restored(self) -> tuple[TrainState, list[str]]:

@@ -91,7 +91,7 @@ def answer(arguments: GenerateArguments) -> None:
 def check(arguments: GenerateArguments) -> None:
     """Raise InputError for a value out of range, or two that exclude each other."""
     if arguments.prompt is not None and arguments.prompts is not None:
-        raise InputError(f"--prompts must be given without --prompt, got {arguments.prompts} and both; leave out one")
+        raise InputError("--prompts must be given without --prompt, got both; leave out one")
     if arguments.stream and (arguments.prompts is not None or arguments.settings.num_samples > 1):
         raise InputError("--stream must be given without --prompts and with one sample, got more; leave it out")
     if arguments.stream and arguments.settings.beams > 1:
@@ -143,7 +143,7 @@ def read_prompts(path: Path) -> list[str]:
     else:
         found = [_prompt_of(row, where) for where, row in json_objects(path)]
     if not found:
-        raise InputError(f"--prompts must have at least one prompt, got {path} without; add one")
+        raise InputError(f"--prompts must have at least one prompt, got none in {path}; add one")
     return found
 
 

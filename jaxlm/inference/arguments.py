@@ -44,7 +44,8 @@ class GenerationSettings:
     """Number of samples per prompt; with --beams the best ones. Sample k is the same for any number."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
     repetition_penalty: Annotated[float, Range(above=0, fix="give 1 for none")] = 1.0
-    """Divide positive scores of tokens in the prompt and the output by this, multiply negative ones; 1: off."""
+    """Divide positive scores of tokens in the prompt and the output by this number, and multiply negative ones by it.
+    1: no penalty."""
     beams: Count = 1
     """Number of beams of a beam search. 1: sampling."""
     length_penalty: float = 1.0
@@ -79,7 +80,9 @@ class GenerationSettings:
         if self.beams > 1 and self.beyond_length:
             raise InputError(f"--beams must be 1 with --beyond-length, got {self.beams}; leave out one")
         if self.beams == 1 and self.length_penalty != 1:
-            raise InputError(f"--length-penalty must be given with --beams, got {self.length_penalty} without; add it")
+            raise InputError(
+                f"--length-penalty must be given with --beams, got {self.length_penalty} without --beams; add it"
+            )
         if self.beams > 1 and self.num_samples > self.beams:
             raise InputError(f"--num-samples must be at most --beams {self.beams}, got {self.num_samples}; lower it")
         if self.beams > 1 and self.sampling not in (Sampling(), Sampling(temperature=0)):

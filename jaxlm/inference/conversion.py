@@ -179,7 +179,7 @@ def _export_cove(arguments: ExportArguments, target: Path, say: Callable[[str], 
         say(f"{target} is complete: it has this export; nothing to do")
     kept = {rule.leaf for rule in cove.rules(run.model.config)}
     say(f"{target}: CoVe, {sum(leaves[name].size for name in kept):,} parameters")
-    say(f"  the word vectors are apart, those of the tokenizer's pieces, in {target.with_suffix(cove.VECTORS)}")
+    say(f"  the word vectors of the tokenizer's pieces are in {target.with_suffix(cove.VECTORS)}")
     return target
 
 

@@ -182,8 +182,8 @@ def read_published(spec: str, case: Case = "auto") -> Published:
 
 
 def check_run_path(path: Path) -> None:
-    """Raise InputError for a path that is no directory, for published weights, which are no run, and for those that are
-    named without their kind.
+    """Raise InputError for a path that is not a directory, for published weights, which are not a run, and for those
+    that are named without their kind.
     """
     if str(path).startswith(KINDS):
         raise InputError(

@@ -105,7 +105,7 @@ class Execution:
         if self.dtype == "auto" and _platform() == "gpu" and not _has_bfloat16():
             major, minor = _compute_capability()
             found.append(
-                f"dtype float32: bfloat16 needs a GPU of compute capability 8.0, this one has {major}.{minor}; "
+                f"dtype float32: bfloat16 needs a GPU of compute capability 8.0, and this one has {major}.{minor}; "
                 "--execution.dtype float16 halves the memory of activations"
             )
         if self.deterministic:

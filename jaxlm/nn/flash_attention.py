@@ -172,13 +172,13 @@ def unsupported(
     if devices.platform() == "gpu":
         return "flash needs a TPU"
     if not isinstance(query_offset, int):
-        return "it decodes with a cache"
+        return "flash does not support decoding with a cache"
     if length < FEWEST_QUERIES:
-        return f"flash needs {FEWEST_QUERIES} queries, a row has {length}"
+        return f"flash needs at least {FEWEST_QUERIES} queries per row, got {length}"
     if q_BHLK.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"flash needs float32 or bfloat16, this is {q_BHLK.dtype}"
+        return f"flash needs float32 or bfloat16, got {q_BHLK.dtype}"
     if not 1 < width <= WIDEST_HEAD:
-        return f"heads of {width} are outside its range of 2 to {WIDEST_HEAD}"
+        return f"flash needs a head width from 2 to {WIDEST_HEAD}, got {width}"
     if drop.shared_axes not in ((), (_QUERIES,)):
         return "weights along other axes than the queries share a sample of dropout"
     needed, memory = vector_memory(q_BHLK, num_keys, bias, distances), _chip().memory

@@ -11,9 +11,9 @@ from which the logarithm of the expected count of an id in a sample is subtracte
 
 TensorFlow repeats draws until K ids are different, and expects id i with the probability 1 - (1 - p(i))^n in n draws.
 Here the draws have times: id i arrives first after an exponential time of rate p(i), and the sample is the first K
-arrivals. Its distribution is the same, and its computation has fixed shapes. The time at which id K + 1 arrives has the
-place of n, with the expected count 1 - exp(-p(i) time). With it a sum over the vocabulary is estimated without a bias
-(Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
+arrivals. Its distribution is the same, and its computation has fixed shapes. The time at which id K + 1 arrives takes
+the place of n, with the expected count 1 - exp(-p(i) time). With it a sum over the vocabulary is estimated without a
+bias (Cohen and Kaplan, "Summarizing data using bottom-k sketches", 2007).
 """
 
 from collections.abc import Callable

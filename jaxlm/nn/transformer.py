@@ -95,9 +95,9 @@ def attend(
         plain = key_segments_BS is None and bias_BHLS is None and scale is None
         decoding = not (isinstance(query_offset, int) and query_offset == 0 and q_BHLK.shape == k_BHSK.shape)
         if (reason := _cudnn_lacks(q_BHLK, decoding, 0.0 if drop.key is None else drop.rate, plain)) is not None:
-            log_once(f"attention by xla, not cudnn: {reason}")
+            log_once(f"attention is computed by xla, not cudnn: {reason}")
         elif not automatic or _agrees("cudnn"):
-            log_once("attention by cudnn")
+            log_once("attention is computed by cudnn")
             return cudnn(q_BHLK, k_BHSK, v_BHSK, causal=causal, segments_BL=segments_BL)
     elif backend not in ("xla", "flash"):
         raise ValueError(f"backend must be auto, xla, flash or cudnn, got {backend!r}")
@@ -140,9 +140,9 @@ def takes_flash(
     if q_BHLK.shape[2] == num_keys == 1:  # models are initialized with one position: no log line
         return False
     if (reason := unsupported(q_BHLK, num_keys, query_offset, drop, bias, **more)) is not None:
-        log_once(f"attention by xla, not flash: {reason}")
+        log_once(f"attention is computed by xla, not flash: {reason}")
     elif not automatic or _agrees("flash"):
-        log_once("attention by flash")
+        log_once("attention is computed by flash")
         return True
     return False
 
@@ -178,21 +178,21 @@ def cudnn(q_BHLK, k_BHLK, v_BHLK, *, causal: bool, segments_BL: jax.Array | None
 def _cudnn_lacks(q_BHLK: jax.Array, decoding: bool, dropped: float, plain: bool) -> str | None:
     """Return why cuDNN cannot do it; None if it can."""
     if not plain:
-        return "cudnn has no bias, scale, or segments of the keys"
+        return "cudnn does not support a bias, a scale or segments of the keys"
     if decoding:
-        return "it decodes with a cache"
+        return "cudnn does not support decoding with a cache"
     if dropped:
         return f"cudnn does not drop weights (model.attention_dropout_rate is {dropped}; the kernel needs 0)"
     if devices.platform() != "gpu":
         return "cudnn needs a GPU"
     if q_BHLK.dtype.itemsize != 2:
-        return f"cudnn needs 16 bits, this is {q_BHLK.dtype}"
+        return f"cudnn needs a dtype of 16 bits, got {q_BHLK.dtype}"
     if (capability := devices.compute_capability()) < (8, 0):
-        return f"cudnn needs a GPU of compute capability 8.0, this one has {capability[0]}.{capability[1]}"
+        return f"cudnn needs a GPU of compute capability 8.0, and this one has {capability[0]}.{capability[1]}"
     if q_BHLK.shape[2] % 2:
-        return f"length {q_BHLK.shape[2]} is odd"
+        return f"cudnn needs an even length, got {q_BHLK.shape[2]}"
     if q_BHLK.shape[3] % 8 or q_BHLK.shape[3] > WIDEST_CUDNN_HEAD:
-        return f"heads of {q_BHLK.shape[3]} are not a multiple of 8 up to {WIDEST_CUDNN_HEAD}"
+        return f"cudnn needs a head width that is a multiple of 8 up to {WIDEST_CUDNN_HEAD}, got {q_BHLK.shape[3]}"
     return None
 
 
@@ -250,7 +250,7 @@ def _agrees(backend: Backend) -> bool:
     said = f"{backend}'s outputs and gradients differ from xla's by {difference:.1e}"
     if jax.process_count() > 1:
         raise RunError(f"{said} on process {jax.process_index()}: set --execution.attention xla")
-    log.warning("attention by xla, not %s: %s", backend, said)
+    log.warning("attention is computed by xla, not %s: %s", backend, said)
     return False
 
 

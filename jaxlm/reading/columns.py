@@ -80,7 +80,7 @@ class ColumnFile:
             kind = kind.field(name).type
         held = kind.value_type if arrow.types.is_dictionary(kind) else kind
         if not any(getattr(arrow.types, f"is_{name}")(held) for name in _TEXT):
-            raise InputError(f"{self.path}: field {field!r} must be text, got {kind}; name another with #FIELD")
+            raise InputError(f"{self.path}: field {field!r} must be text, got {kind}; name another field with #FIELD")
         return names
 
     def texts(self, field: str, begin: int, end: int | None, errors: Errors, remedy: str) -> Iterator[str]:

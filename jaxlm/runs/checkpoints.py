@@ -170,7 +170,7 @@ class Checkpoints:
         if not accepted:
             raise RunError(
                 f"{self.directory}: the checkpoint of step {step} was rejected, as step {max(self.steps())} exists; "
-                "move steps newer than the one resumed from aside first"
+                "first move aside the steps that are newer than the one that training resumed from"
             )
         self._saving = _Saving(step, self._manager.wait_until_finished)
 
@@ -227,9 +227,12 @@ class Checkpoints:
         if reason in NO_ROOM:
             why, remedy = f"{reason}{free_space(self.directory)}", "free some space, then"
         elif "ArrayMetadata" in reason or not ("://" in str(self.directory) or self.directory.is_dir()):
-            why, remedy = "the directory was changed meanwhile", "let nothing move or remove files there, then"
+            why, remedy = (
+                "the directory was changed meanwhile",
+                "keep other programs from moving or removing files there, then",
+            )
         else:
-            why, remedy = reason, "remove the reason, then"
+            why, remedy = reason, "fix the cause, then"
         return RunError(
             f"{self.directory}: the checkpoint of step {step} could not be written: {why}; {newest}; {remedy} {goes_on}"
         )
@@ -295,7 +298,8 @@ class Checkpoints:
         newer = [known for known in self.agreed_steps() if known > step]
         moved = self._move_aside(newer, "superseded")
         return [
-            f"checkpoint {old} is newer than step {step} resumed from; moved to {name}" for old, name in moved.items()
+            f"checkpoint {old} is newer than step {step}, from which training resumes; it was moved to {name}"
+            for old, name in moved.items()
         ]
 
     def _restore(

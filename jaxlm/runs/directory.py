@@ -185,8 +185,8 @@ class RunDirectory:
         if not changes:
             return None
         return (
-            f"other versions than at the last start: {', '.join(changes)}; losses may differ in the last bits from "
-            "those of a run without the stop"
+            f"the versions differ from those of the last start: {', '.join(changes)}; losses may differ in the last "
+            "bits from those of an uninterrupted run"
         )
 
     def starts(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Storage of a run: a directory, or a URL, gs://BUCKET/RUN; and its errors in one line, as TensorStore's fill pages.
+"""Storage of a run: a directory, or a URL, gs://BUCKET/RUN; and its errors in one line each.
 
 Checkpoints are read and written at the URL, small files are mirrored on this machine. A program that writes keeps the
 small files in a directory of the user's cache. They are downloaded when the run is opened, which replaces what an

@@ -148,7 +148,7 @@ class TrainBatches:
 class AlternatingBatches:
     """Labelled and unlabelled batches in turn, the labelled one first: `batches[step]`, as `TrainBatches`.
 
-    Each class has its own count of steps. An epoch is one of the labelled rows. An unlabelled batch is an
+    Each class has its own count of steps. An epoch is one pass over the labelled rows. An unlabelled batch is an
     `UnlabelledBatch`. mask_rate: the share of its words that are replaced by MASK in `masked`, a function of the seed
     and the step; 0: it has no such ids.
 

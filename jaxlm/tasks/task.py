@@ -4,7 +4,8 @@ The kinds of tasks are its subclasses, in `jaxlm/tasks/kinds`.
 
 Labels are matched by name. The number of a label is its index in `Task.labels`, and the task, with that mapping, is
 saved with a fine-tuning run (`task.json`), so that predictions are spelt as in the run's training files. Id orders
-differ between programs (TREC's classes 4 and 5 are swapped between two public copies): no number is taken on trust.
+differ between programs (TREC's classes 4 and 5 are swapped between two public copies), so labels are never matched by
+their numbers.
 """
 
 import dataclasses

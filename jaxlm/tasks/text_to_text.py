@@ -3,7 +3,7 @@
 The source names the task and each of its texts, in the order of their names (T5's preprocessors.py, `glue`); the target
 is the label in words, a score rounded to the nearest 0.2, the name of a choice, or an answer. The names of texts and
 labels are those of T5's mixture, which are TFDS's. For questions, punctuation stands between blanks (`squad`). A
-prediction that is no label is wrong: it counts as another class than the correct one, or as the score -1, as in T5's
+prediction that is not a label is wrong: it counts as another class than the correct one, or as the score -1, as in T5's
 evaluation, and `no_label` is their fraction.
 """
 

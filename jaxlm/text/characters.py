@@ -4,7 +4,7 @@ They are the bytes of a word's UTF-8 between two marks:
 
     0 to 255 bytes    256 <S>, 257 </S>    258 begins a word, 259 ends it    260 padding
 
-bilm-tf adds 1 to these ids at inference, where 0 is padding; here they are the same always.
+bilm-tf adds 1 to these ids at inference, where 0 is padding; here the ids are always the same.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ SENTENCE_MARKS = {"<S>": BEGIN_SENTENCE, "</S>": END_SENTENCE}
 def character_ids(words: Iterable[str], size: int = NUM_CHARACTERS) -> np.ndarray:
     """Return the ids of the characters of words, int32 (number of words, `size`).
 
-    A word of more than size - 2 bytes is truncated to them, within a character if need be, and still has its end.
+    A word of more than size - 2 bytes is truncated to them, within a character if necessary, and still has its end.
     "<S>" and "</S>", the beginning and end of a sentence, have one character each.
     """
     return np.array([_ids(word, size) for word in words], np.int32).reshape(-1, size)

@@ -52,7 +52,7 @@ class Tokenizer(ABC):
     notes: sentences about its origin, for the first user of the tokenizer; not saved.
     music: the vocabulary of musical events whose words its texts have; None: they are any text.
     unknown_word: the id of every word without an id of its own, if ids are the words of a text: stores keep the
-    spelling of these words. None: ids are no words, or every text has its ids.
+    spelling of these words. None: ids are not words, or every text has its ids.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class Tokenizer(ABC):
     def decode_words(self, words: Sequence[str]) -> str:
         """Return the text of words in the order of their ids, as `decode` does.
 
-        Raises InputError for a scheme whose ids are no words, see `unknown_word`.
+        Raises InputError for a scheme whose ids are not words, see `unknown_word`.
         """
         raise InputError(f"the tokenizer must be a vocabulary of words, got {self.kind}; use words:SIZE")
 

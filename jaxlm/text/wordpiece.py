@@ -106,7 +106,9 @@ def build_wordpiece(
     lines = _lines(vocabulary, name)
     ids = {line.strip(): number for number, line in enumerate(lines)}
     if UNKNOWN not in ids:
-        raise InputError(f"{name}: a WordPiece vocabulary must have {UNKNOWN}, got {len(lines)} lines without")
+        raise InputError(
+            f"{name}: a WordPiece vocabulary must have {UNKNOWN}, got {len(lines)} lines without it; give another file"
+        )
     lower_case = _looks_lower(ids, "[]", "<>") if lower_case is None else lower_case
     strip_accents = None if strip_accents == lower_case else strip_accents
     library = Library(models.WordPiece(ids, unk_token=UNKNOWN, max_input_chars_per_word=LONGEST_WORD))

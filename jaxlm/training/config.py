@@ -87,10 +87,11 @@ class RunConfig:
     """Parameters that the average of ema takes in. after: those after each update, with a smaller decay in the first
     updates. before: those before each update, with the same decay in all (CVT)."""
     spike_factor: float = 0.0
-    """Report an update with a gradient norm above this multiple of the median of the last 128, and its rows. 0: off."""
+    """Report an update with a gradient norm above this multiple of the median of the last 128 norms, and the rows of
+    its batch. 0: off."""
     on_spike: Literal["report", "skip"] = "report"
-    """report: apply such an update. skip: leave it out; its step counts. skip also leaves out an update whose loss or
-    gradient is not finite, at most two in a row."""
+    """report: apply such an update. skip: discard the update; its step is still counted. skip also discards an update
+    whose loss or gradient is not finite, at most two in a row."""
     select: Literal["best", "last"] = "last"
     """Parameters to keep for other commands. best: of the evaluation with the lowest validation loss, or with the best
     metric on dev. last: of the last step."""

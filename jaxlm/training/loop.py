@@ -184,7 +184,7 @@ def _diverged(error: NotFinite, session: Session, state: TrainState, first: int,
         session.run_save(finite, state)
     remedy = (
         f"the state before it, of step {finite}, is saved: start a new run from it with --spike-factor 5 --on-spike "
-        "skip or another learning rate, or look at these rows"
+        "skip, or with another learning rate, or look at these rows"
     )
     if finite == first and session.began is not None:
         remedy = (
@@ -192,7 +192,7 @@ def _diverged(error: NotFinite, session: Session, state: TrainState, first: int,
             "run from other weights or with a smaller --model.init-std, or look at these rows"
         )
     rows = session.describe_batch(error.step - 1)
-    return Diverged(f"loss or gradient are not finite in step {error.step} ({rows})", remedy)
+    return Diverged(f"the loss or the gradient is not finite in step {error.step} ({rows})", remedy)
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 The loss is multiplied by the scale before its gradient is computed, and the float32 gradients of the parameters are
 divided by it. The rules are those of torch.amp.GradScaler: an update that is not finite halves the scale, and
-GROWTH_INTERVAL finite updates in a row double it. Here an overflow is one only while the scale is above SMALLEST, so
-that a loss that no scale makes finite ends the run, and LARGEST, NVIDIA apex's limit, keeps gradients of zero from
-raising the scale to infinity.
+GROWTH_INTERVAL finite updates in a row double it. Here an update that is not finite counts as an overflow only while
+the scale is above SMALLEST, so that a loss that no scale makes finite ends the run. LARGEST, NVIDIA apex's limit, keeps
+gradients of zero from raising the scale to infinity.
 """
 
 from typing import NamedTuple

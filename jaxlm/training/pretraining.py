@@ -4,8 +4,8 @@ The plan has the stores, the start, the length and the order of the data. The le
 objective, FLOPs and evaluation metrics.
 
 A GPT predicts the next token of rows of text (Radford et al., 2018, section 3.1). A BERT predicts masked tokens of
-sentence pairs, and if the second sentence follows the first (Devlin et al., 2019, section 3.1). With a causal mask, the
-paper's left-to-right ablation, it predicts their next token.
+sentence pairs, and whether the second sentence follows the first (Devlin et al., 2019, section 3.1). With a causal
+mask, the paper's left-to-right ablation, it predicts their next token.
 """
 
 import logging

@@ -161,7 +161,7 @@ def source_of(run: str, start: str) -> Source:
         try:
             parameters = open_source(name).open_parameters()
         except InputError as error:
-            raise InputError(f"{error}; {run} needs parameters from there: restore it") from error
+            raise InputError(f"{error}; {run} needs its parameters: restore it") from error
         if fingerprint not in (None, parameters.fingerprint, parameters.earlier_fingerprint):
             raise InputError(
                 f"--start {name} must have the parameters that {run} began from, got others; restore them, or choose "

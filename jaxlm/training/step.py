@@ -5,12 +5,12 @@ norms. The norms are part of the training state, so that a resumed run finds the
 known, no update is one.
 
 A skipped update leaves the parameters and the optimizer's state as they are. Its step counts, so that the data and the
-learning rate of all other steps stay the same, and its norm is kept like any other: a level of the norm that lasts is
-the median itself after half a window.
+learning rate of all other steps stay the same, and its norm is kept like any other: if the norm stays at a new
+level, the median reaches that level after half a window.
 
 Where spikes are skipped, a loss or gradient that is not finite is a spike too, also before FEWEST norms are known. Its
-norm is kept as infinity, which no median contains. MOST of them in a row are no accident: the next one is not skipped,
-and ends the run. Chowdhery et al. (2022, PaLM, section 5.1) skip batches around a spike by hand.
+norm is kept as infinity, which no median contains. After MOST of them in a row, the next one is not skipped and ends
+the run. Chowdhery et al. (2022, PaLM, section 5.1) skip batches around a spike by hand.
 """
 
 import contextlib

@@ -252,7 +252,7 @@ def of_config(config: PretrainConfig) -> Iterator[CheckResult]:
     message = f"{here / GIB:.2f} GiB of the state per device"
     if limit:
         message += f" of {limit / GIB:.1f} GiB, without activations (jaxlm.aot estimates them for TPUs)"
-    remedy = f"{message}: it cannot fit; shard it over more --mesh.fsdp or --mesh.tensor"
+    remedy = f"{message}: the state cannot fit; shard it with a larger --mesh.fsdp or --mesh.tensor"
     yield _judged("state", not limit or here < limit, message, remedy)
     needed, memory = COPIES * whole / jax.process_count(), available_memory()
     if memory is not None:

@@ -126,7 +126,7 @@ def store_or_runs(arguments: ShowArguments) -> Iterator[str]:
     if not arguments.target:
         raise InputError("a token store, a run or a config must be given, got nothing; name one")
     if arguments.output is not None and arguments.document is None:
-        raise InputError(f"--output must be given with --document, got {arguments.output} without; add --document K")
+        raise InputError(f"--output must be given with --document, got {arguments.output} alone; add --document K")
     first, step = Path(arguments.target[0]), arguments.step
     if len(arguments.target) == 1 and _is_store(arguments.target[0]):
         store = open_store(arguments.target[0])

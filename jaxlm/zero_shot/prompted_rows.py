@@ -47,7 +47,7 @@ def reading_questions(path: Path) -> tuple[list[Row], int]:
         if example.answers
     ]
     if not rows:
-        raise InputError(f"{path} must have questions with an answer, got {len(examples)} without; give another file")
+        raise InputError(f"{path} must have questions with an answer, got {len(examples)} without one; give another")
     return rows, len(examples) - len(rows)
 
 

@@ -160,7 +160,8 @@ def window_sizes(longest: int, options) -> tuple[int, int]:
     stride = length if options.stride is None else options.stride
     if stride > length:
         raise InputError(
-            f"--stride must be at most the context length {length}, got {stride}; a larger one would skip tokens"
+            f"--stride must be at most the context length {length}, got {stride}; give a smaller one, as a "
+            "larger stride would skip tokens"
         )
     return length, stride
 

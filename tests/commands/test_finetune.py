@@ -337,5 +337,5 @@ def test_a_stop_before_training_begins_takes_effect_at_once(tmp_path, pretrained
     monkeypatch.setattr("jaxlm.finetuning.run.encoded_splits", encoding)
     began = time.monotonic()
     ended = run_here("finetune", *finetune_arguments(tmp_path / "run", task, "--start", pretrained))
-    assert_one_line(ended, 75, "stopped before training began, nothing is lost; rerun the same command to resume")
+    assert_one_line(ended, 75, "stopped before training began; nothing is lost; rerun the same command to resume")
     assert time.monotonic() - began < 50 and not (tmp_path / "run").exists()

@@ -65,7 +65,10 @@ def preparing(tokenizer):
             pretraining("--run", "runs/one", "--num-steps", "3"),
             ["--num-steps: 2 -> 3; give", "--run NEW --start runs/one --start-with state"],
         ),
-        (("pretrain", "debug/gtp"), ["config debug/gtp", "did you mean debug/gpt?"]),
+        (
+            ("pretrain", "debug/gtp"),
+            ["CONFIG must be a file or the name of a config, got debug/gtp", "did you mean debug/gpt?"],
+        ),
         (("finetune", "debug/gpt"), ["config debug/gpt must return a FinetuneConfig", "debug/finetune_gpt"]),
         (fine_tuning("--task", "sst-2"), ["--task must be one of cola", "did you mean sst2?"]),
         (fine_tuning("--custom.text", "texts"), ["no column 'texts'; its columns are text, label; did you mean text?"]),

@@ -310,7 +310,7 @@ def test_a_loss_that_is_not_finite_names_step_and_documents(base, stores, data, 
         ended = run_here("pretrain", *bert_arguments(run, stores, *STEADY, *TWO_LENGTHS))
     assert ended.code == 1
     said = ended.errors.splitlines()[-1]
-    assert said.startswith(f"failed: loss or gradient are not finite in step {step} ")
+    assert said.startswith(f"failed: the loss or the gradient is not finite in step {step} ")
     assert f"rows {(step - 1) * 8} to {step * 8 - 1}: " in said and f"of step {step - 1}, is saved" in said
     assert checkpoints(run)[-1] == step - 1
     # The documents that are named hold the first pair of each row.

@@ -375,5 +375,5 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 
 def test_estimates_of_two_kinds_are_not_compared():
     arguments = aot.Arguments("debug/gpt", topology="h100", compare=("topology=a100",))
-    with pytest.raises(InputError, match=r"--compare must keep to devices whose estimates are of one kind, got a100"):
+    with pytest.raises(InputError, match=r"--compare must name devices with the same kind of estimate, got a100"):
         aot.aot(arguments)

@@ -254,8 +254,8 @@ def test_the_mesh_takes_what_is_left_and_refuses_what_does_not_fit():
         ((3, 1, 1), r"data 3, fsdp 1, tensor 1\) does not fit 8 devices"),
         ((-1, 3, 1), r"data -1, fsdp 3, tensor 1\) does not fit 8 devices"),
         ((-1, -1, 1), "at most one -1"),
-        ((0, 1, 1), "sizes must be positive"),
-        ((-2, 1, 1), "sizes must be positive"),
+        ((0, 1, 1), "mesh must have positive sizes"),
+        ((-2, 1, 1), "mesh must have positive sizes"),
     ]:
         with pytest.raises(InputError, match=said):
             make_mesh(MeshConfig(*sizes))

@@ -92,7 +92,7 @@ def test_a_file_goes_through_a_run(file, tmp_path):
     assert "is complete" in ended.output
     for _ in range(2):
         ended = run_here("convert", "export", run, "--to", f"cove:{out}")
-        assert ended.code == 0 and "the word vectors are apart" in ended.output, ended.errors
+        assert ended.code == 0 and "the word vectors of the tokenizer's pieces are in" in ended.output, ended.errors
     assert "is complete" in ended.output
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.safetensors", "out.txt"]
     tensors, found = case.make_tensors(), load_file(out)

@@ -155,10 +155,10 @@ def test_cudnn_gets_the_mask(causal, monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "platform", "options", "why"),
     [
-        ("auto", "tpu", {"query_offset": jnp.int32(3)}, "decodes with a cache"),
+        ("auto", "tpu", {"query_offset": jnp.int32(3)}, "does not support decoding with a cache"),
         ("flash", "gpu", {}, "flash needs a TPU"),
         ("cudnn", "cpu", {}, "cudnn needs a GPU"),
-        ("cudnn", "gpu", {}, "needs 16 bits"),
+        ("cudnn", "gpu", {}, "needs a dtype of 16 bits"),
     ],
 )
 def test_what_a_kernel_cannot_do_xla_does_and_the_log_says_so(qkv, backend, platform, options, why, caplog):
@@ -216,7 +216,11 @@ def test_auto_compares_a_kernel_with_xla_before_it_takes_it(monkeypatch, tmp_pat
     qkv = [x.astype(jnp.bfloat16) for x in rows(64)[0]]
     with compiling_for(platform), caplog.at_level("INFO"):
         found = jax.jit(lambda *qkv: attend(*qkv, causal=True))(*qkv)
-    said = f"attention by {kernel}" if factor == 1 else f"attention by xla, not {kernel}: {kernel}'s outputs and"
+    said = (
+        f"attention is computed by {kernel}"
+        if factor == 1
+        else f"attention is computed by xla, not {kernel}: {kernel}'s outputs and"
+    )
     assert said in caplog.text
     assert len(asked) >= 1
     expected = attend(*qkv, causal=True, backend="xla")
@@ -258,16 +262,16 @@ def test_a_difference_among_several_processes_is_an_error(monkeypatch, tmp_path,
 @pytest.mark.parametrize(
     ("capability", "width", "why"),
     [
-        ((7, 5), 64, "cudnn needs a GPU of compute capability 8.0, this one has 7.5"),
-        ((8, 0), 12, "heads of 12 are not a multiple of 8"),
-        ((8, 0), 136, "heads of 136 are not a multiple of 8 up to 128"),
+        ((7, 5), 64, "cudnn needs a GPU of compute capability 8.0, and this one has 7.5"),
+        ((8, 0), 12, "cudnn needs a head width that is a multiple of 8 up to 128, got 12"),
+        ((8, 0), 136, "cudnn needs a head width that is a multiple of 8 up to 128, got 136"),
     ],
 )
 def test_gpus_and_heads_that_cudnn_does_not_support(caplog, capability, width, why):
     x = jnp.zeros((1, 1, 8, width), jnp.bfloat16)
     with compiling_for("gpu", capability), caplog.at_level("INFO"):
         attend(x, x, x, causal=True)
-    assert f"attention by xla, not cudnn: {why}" in caplog.text
+    assert f"attention is computed by xla, not cudnn: {why}" in caplog.text
 
 
 def test_a_model_that_is_made_says_nothing_of_attention(caplog):

@@ -38,7 +38,7 @@ def test_a_gpu_without_bfloat16_is_named():
     """Fails when float32 is chosen without a word, or a word is said where it was asked for."""
     with compiling_for(*DEVICES["t4"]):
         (note,) = Execution().notes()
-        assert "bfloat16 needs a GPU of compute capability 8.0, this one has 7.5" in note
+        assert "bfloat16 needs a GPU of compute capability 8.0, and this one has 7.5" in note
         assert Execution(dtype="float32").notes() == ()
     for name in ("cpu", "tpu", "a100"):
         with compiling_for(*DEVICES[name]):

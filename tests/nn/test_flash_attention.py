@@ -280,10 +280,10 @@ DROPS = WeightDropout(0.1, KEY)
 @pytest.mark.parametrize(
     ("length", "width", "dtype", "more", "why"),
     [
-        (63, 8, jnp.float32, {}, "flash needs 64 queries, a row has 63"),
-        (128, 512, jnp.float32, {}, "heads of 512 are outside its range of 2 to 256"),
-        (128, 8, jnp.float16, {}, "flash needs float32 or bfloat16, this is float16"),
-        (128, 8, jnp.float32, {"query_offset": jnp.int32(3)}, "it decodes with a cache"),
+        (63, 8, jnp.float32, {}, "flash needs at least 64 queries per row, got 63"),
+        (128, 512, jnp.float32, {}, "flash needs a head width from 2 to 256, got 512"),
+        (128, 8, jnp.float16, {}, "flash needs float32 or bfloat16, got float16"),
+        (128, 8, jnp.float32, {"query_offset": jnp.int32(3)}, "flash does not support decoding with a cache"),
         (128, 8, jnp.float32, {"drop": DROPS._replace(shared_axes=(1,))}, "other axes than the queries share"),
         (8192, 128, jnp.bfloat16, {}, "8192 queries, 8192 keys and heads of 128 need 48 MiB of vector memory, and the"),
     ],
@@ -294,7 +294,7 @@ def test_what_it_cannot_do_xla_does_and_the_log_says_so(length, width, dtype, mo
     x = jax.ShapeDtypeStruct((1, 1, length, width), dtype)
     with compiling_for("tpu", kind="TPU v4"), caplog.at_level("INFO"):
         jax.eval_shape(lambda x: attend(x, x, x, causal=True, **more), x)
-    assert "attention by xla, not flash: " in caplog.text and why in caplog.text
+    assert "attention is computed by xla, not flash: " in caplog.text and why in caplog.text
 
 
 def test_a_chip_without_blocks_gets_safe_ones(caplog):

@@ -236,7 +236,7 @@ def test_a_directory_that_is_changed_is_no_full_disk(tmp_path, monkeypatch, remo
             checkpoints.save(2, {"x": jnp.ones(3)}, config={})
     assert str(raised.value) == (
         f"{directory}: the checkpoint of step 2 could not be written: the directory was changed meanwhile; there is no "
-        "older one; let nothing move or remove files there, then the same command begins again"
+        "older one; keep other programs from moving or removing files there, then the same command begins again"
     )
 
 

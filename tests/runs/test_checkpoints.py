@@ -283,7 +283,7 @@ def test_a_refused_save_is_an_error_until_newer_steps_are_moved_aside(tmp_path):
             with pytest.raises(RunError, match=f"step {refused} was rejected, as step 200 exists"):
                 checkpoints.save(refused, state, config=CONFIG)
         assert checkpoints.move_aside_after(100) == [
-            "checkpoint 200 is newer than step 100 resumed from; moved to superseded-200"
+            "checkpoint 200 is newer than step 100, from which training resumes; it was moved to superseded-200"
         ]
         checkpoints.save(200, state, config=CONFIG)
         checkpoints.wait()

@@ -230,7 +230,7 @@ def test_other_versions_than_at_the_last_start_are_told(tmp_path):
         with (run.path / "starts.jsonl").open("a") as stream:
             stream.write(json.dumps(start) + "\n")
         (said,) = run.version_notes()
-    assert said.startswith(f"other versions than at the last start: jaxlib 0.1 -> {jax.lib.__version__}")
+    assert said.startswith(f"the versions differ from those of the last start: jaxlib 0.1 -> {jax.lib.__version__}")
     assert "last bits" in said and "grain" not in said and "cuda" not in said
 
 

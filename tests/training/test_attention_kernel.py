@@ -40,7 +40,7 @@ def pretrained(tmp_path_factory):
         layers.log_once.cache_clear()
         ended = run_here("pretrain", f"debug/{name}", *flags)
         assert ended.code == 0, ended.errors
-        assert ("attention by flash" in ended.errors) == (backend == "flash")
+        assert ("attention is computed by flash" in ended.errors) == (backend == "flash")
         return place
 
     return run

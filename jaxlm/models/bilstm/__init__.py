@@ -30,8 +30,8 @@ class BiLSTMConfig(FamilyConfig):
     feature_shapes: tuple[tuple[Count, Count], ...] = ()
     """Layers and width of the features of each run in --word-features, from which it is set."""
     feature_norm: Literal["none", "batch"] = "none"
-    """Norm of each layer of --word-features before they are added. batch: mean 0 and variance 1 over all real words of
-    a batch (bilm-tf), on which the outputs then depend."""
+    """Normalization of each layer of --word-features before the layers are added. batch: mean 0 and variance 1 over all
+    real words of a batch (bilm-tf), on which the outputs then depend."""
     input_feed_forward_width: Natural = 0
     """Width of a linear layer with a ReLU between the vectors of the words and the first layer. 0: none."""
     num_layers: Count = 2
@@ -49,7 +49,7 @@ class BiLSTMConfig(FamilyConfig):
     dropout_rate: Rate = 0.5
     """Dropout rate of each layer's output."""
     init_std: Positive = 0.02
-    """Standard deviation of the word vectors and of heads; kernels of a layer are uniform in 1 / sqrt(units)."""
+    """Standard deviation of the word vectors and of heads; kernels of a layer are uniform within 1 / sqrt(units)."""
 
     @property
     def projection(self) -> int:

@@ -1,7 +1,7 @@
 """The head of cross-view training: a module that reads a whole sentence, and others that read a part of it.
 
 Clark, Luong, Manning and Le, "Semi-supervised sequence modeling with cross-view training", 2018, section 3.3, and the
-authors' code (tensorflow/models, cvt_text/task_specific/word_level/tagging_module.py:39-66), which has a module more
+authors' code (tensorflow/models, cvt_text/task_specific/word_level/tagging_module.py:39-66), which has one more module
 than the paper, `full`. Labels train the primary module. Its predictions on unlabelled sentences train the others, see
 `jaxlm/objectives/cross_view.py`. What the modules read depends on the encoder, see `jaxlm/models/views.py`.
 """

@@ -27,7 +27,8 @@ class LSTMConfig(FamilyConfig):
     forget_bias: float = 1.0
     """Initial bias of the forget gate (Gers et al., 2000; Jozefowicz et al., 2015)."""
     init_std: Positive = 0.02
-    """Standard deviation of the token table and of the linear layers; LSTM kernels are uniform in 1 / sqrt(units)."""
+    """Standard deviation of the token table and of the linear layers; LSTM kernels are uniform within 1 /
+    sqrt(units)."""
 
 
 # Section 5, with GPT-1's vocabulary: 56 million parameters, of GPT-1's 117 million.

@@ -1,10 +1,10 @@
 """A plain LSTM language model: GPT-1's ablation, "a single layer 2048 unit LSTM using the same framework".
 
-Radford, Narasimhan, Salimans and Sutskever, 2018, section 5 and table 5. The paper gives only this sentence, its code
-no LSTM. The choices here differ from GPT-1's model in the layers alone: the token embedding and the tied softmax of
-width 768, a linear layer from the 2,048 units to that width, dropout at the same places as in GPT-1, no positions. The
-state is zero at the beginning of each window (`data.layout windows`, as in the same framework), or is carried from one
-batch to the next (`data.layout streams`).
+Radford, Narasimhan, Salimans and Sutskever, 2018, section 5 and table 5. The paper gives only this sentence, and its
+code has no LSTM. The choices here differ from GPT-1's model in the layers alone: the token embedding and the tied
+softmax of width 768, a linear layer from the 2,048 units to that width, dropout at the same places as in GPT-1, no
+positions. The state is zero at the beginning of each window (`data.layout windows`, as in the same framework), or is
+carried from one batch to the next (`data.layout streams`).
 """
 
 import jax

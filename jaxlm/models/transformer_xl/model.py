@@ -7,9 +7,9 @@ written q:
 
     A_ij = (q_i + u) k_j + (q_i + v) W_r R_(i - j)
 
-The memory holds the inputs of every layer at the last M tokens of each row, without gradient, and today's weights make
-keys and values of them. It has a fixed size and a count of valid slots per row, so that an empty memory has no effect.
-Evaluation and decoding keep the keys and values themselves (`Cache`), as the weights do not change.
+The memory holds the inputs of every layer at the last M tokens of each row, without gradient, and the current weights
+compute keys and values from them. It has a fixed size and a count of valid slots per row, so that an empty memory has
+no effect. Evaluation and decoding keep the keys and values themselves (`Cache`), as the weights do not change.
 """
 
 import math

@@ -162,7 +162,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "no_label",
         _TEXTS,
-        "With `--as-text`, beside the metrics of the task: fraction of texts that are no label, which count as wrong.",
+        "With `--as-text`, beside the metrics of the task: fraction of texts that are not a label; they count as "
+        "wrong.",
         "jaxlm/tasks/text_to_text.py",
         lower=True,
     ),
