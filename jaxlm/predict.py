@@ -17,15 +17,13 @@ from jaxlm.inference.arguments import PredictArguments
 
 ARGUMENTS = (PredictArguments,)
 
-ROWS_AT_A_TIME = 1024  # rows of a file that are sorted by length together, to reduce padding
-
 
 def predict(arguments: PredictArguments) -> int:
     """Label all rows and return their number. JAX is imported here, when the command line is known to be right."""
     from jaxlm.distributed.mesh import make_mesh, use_mesh
     from jaxlm.files import atomic_output
     from jaxlm.inference.loaded_run import load_model
-    from jaxlm.inference.prediction import Predictor, empty_rows, in_chunks, warn_of_rows
+    from jaxlm.inference.prediction import ROWS_AT_A_TIME, Predictor, empty_rows, in_chunks, warn_of_rows
     from jaxlm.inference.rows import default_batch_size
     from jaxlm.progress import Progress
     from jaxlm.tasks.predicted import LineWriter, Summary, check_output, check_top_k, format_of_output

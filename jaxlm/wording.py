@@ -44,9 +44,9 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {names[near[0]]}?" if near else otherwise
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> str:
-    """Return the names in `known` that are nearest to a word, the nearest first, separated by commas."""
-    return ", ".join(difflib.get_close_matches(word, list(known), n=count, cutoff=0.0))
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the three names in `known` that are nearest to a word, the nearest first, separated by commas."""
+    return ", ".join(difflib.get_close_matches(word, list(known), n=3, cutoff=0.0))
 
 
 def lacks_field(where: str, names: str | Sequence[str], known: Iterable[str], remedy: str = "") -> str:

@@ -24,10 +24,9 @@ from jax.stages import Compiled
 
 from jaxlm.compiler.chips import Topology
 from jaxlm.compiler.collectives import Collective, collectives, hidden_milliseconds, milliseconds
-from jaxlm.compiler.hlo import Computation, Module, Operation, parse
+from jaxlm.compiler.hlo import Computation, Module, Operation, parse, sides
 from jaxlm.compiler.kernels import call_of, is_kernel, measure
 
-_SIDES = re.compile(r"\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{(.*?)\}")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -180,8 +179,8 @@ def flops_of(operation: Operation, computation: Computation) -> int:
     """Return the FLOPs of a matrix product, 2 per multiply-add; 0 for other operations."""
     if operation.kind not in ("convolution", "dot"):
         return 0
-    left, right = (_sides(computation.by_name[name].shape) for name in operation.operands[:2])
-    out = _sides(operation.shape)
+    left, right = (sides(computation.by_name[name].shape) for name in operation.operands[:2])
+    out = sides(operation.shape)
     if operation.kind == "dot":
         contracted = _CONTRACTED.search(operation.rest)
         axes = [int(axis) for axis in contracted.group(1).split(",") if axis] if contracted else []
@@ -193,8 +192,8 @@ def flops_of(operation: Operation, computation: Computation) -> int:
     settings = dict(part.split("=") for part in window.group(1).split()) if window else {}
     flops = 2 * out[outputs.index("b")] * out[outputs.index("f")] * right[kernel.index("i")]
     for axis in sorted(set(inputs) - set("bf")):
-        sides = left[inputs.index(axis)], right[kernel.index(axis)], out[outputs.index(axis)]
-        flops *= _meetings(*sides, _of_axis(settings, int(axis)))
+        of_axis = left[inputs.index(axis)], right[kernel.index(axis)], out[outputs.index(axis)]
+        flops *= _meetings(*of_axis, _of_axis(settings, int(axis)))
     return flops
 
 
@@ -213,12 +212,6 @@ def _meetings(size: int, kernel: int, out: int, window: tuple[int, int, int, int
     stride, before, dilated, kernel_dilated = window
     reached = (i * stride + j * kernel_dilated - before for i in range(out) for j in range(kernel))
     return sum(0 <= position <= (size - 1) * dilated and position % dilated == 0 for position in reached)
-
-
-def _sides(shape: str) -> list[int]:
-    found = _SIDES.search(shape)
-    assert found is not None, shape
-    return [int(side) for side in found.group(1).split(",") if side]
 
 
 def _line(module: Module, operation: Operation) -> str:

@@ -19,7 +19,7 @@ from jax.stages import Compiled
 from jaxlm.compiler.collectives import SLICES, Collective, collectives, passes
 from jaxlm.compiler.estimate import CostlyOperation, Estimate, flops_of, memory_of
 from jaxlm.compiler.gpus import GpuTopology
-from jaxlm.compiler.hlo import Computation, Module, Operation, parse, shape_bytes
+from jaxlm.compiler.hlo import Computation, Module, Operation, parse, shape_bytes, sides
 
 PRODUCT_SHARE = 0.75  # of the peak, for matrix products
 ATTENTION_SHARE = 0.45  # of the peak, for cuDNN's attention
@@ -144,13 +144,13 @@ def _library_flops(operation: Operation, home: Computation) -> tuple[int, str]:
     left = home.by_name[operation.operands[0]].shape
     if "cublas" in name and (found := _CONTRACTED.search(operation.rest)):
         axes = [int(axis) for axis in re.findall(r"\d+", found.group(1))]
-        out = _sides(operation.shape)
-        return 2 * math.prod(out) * math.prod(_sides(left)[axis] for axis in axes), _dtype(left)
+        out = sides(operation.shape)
+        return 2 * math.prod(out) * math.prod(sides(left)[axis] for axis in axes), _dtype(left)
     if "fmha" in name and (found := _SCORES.search(operation.rest)):
         products = 5 if "Backward" in name else 2
         scores = math.prod(int(side) for side in re.findall(r"\d+", found.group(1)))
         seen = 0.5 if _CAUSAL.search(operation.rest) else 1.0
-        return int(2 * products * seen * scores * _sides(left)[-1]), _dtype(left)
+        return int(2 * products * seen * scores * sides(left)[-1]), _dtype(left)
     return 0, "float32"
 
 
@@ -201,11 +201,6 @@ def _written(body: Computation, name: str) -> int:
     if operation.kind == "dynamic-update-slice":
         return shape_bytes(body.by_name[operation.operands[1]].shape)
     return shape_bytes(operation.shape)
-
-
-def _sides(shape: str) -> list[int]:
-    found = re.search(r"\[([\d,]*)\]", shape)
-    return [int(side) for side in found.group(1).split(",") if side] if found else []
 
 
 def _dtype(shape: str) -> str:

@@ -22,6 +22,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPERATION = re.compile(r"(?:^|[\s)\]}])([a-z][a-z0-9\-]*)\(")
 _SHAPE = re.compile(r"\b([a-z][a-z0-9]*)\[([\d,]*)\]")
+_SIDES = re.compile(r"\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations)=\{?%?([\w.\-]+)")
 _BRANCHES = re.compile(r"(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+))")
@@ -274,6 +275,12 @@ def _instructions(text: str) -> Iterator[str]:
             yield line
     if whole:
         yield whole
+
+
+def sides(shape: str) -> list[int]:
+    """Return the sides of the first array of a shape, `f32[2,3]{1,0}` -> [2, 3]; none of a scalar."""
+    found = _SIDES.search(shape)
+    return [int(side) for side in found.group(1).split(",") if side] if found else []
 
 
 def shape_bytes(shape: str) -> int:

@@ -8,7 +8,7 @@ from jax.stages import Compiled
 
 from jaxlm.compiler.estimate import memory_of
 from jaxlm.compiler.gpus import GPUS
-from jaxlm.distributed.devices import available_memory
+from jaxlm.distributed.devices import available_memory, memory_limit
 from jaxlm.errors import InputError, RunError, one_line
 from jaxlm.wording import byte_size
 
@@ -42,7 +42,7 @@ def check_state_memory(state: Any, gradient: Any) -> None:
         sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
         for tree in (state, gradient)
     ]
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = memory_limit()
     needed = float(sum(parts))
     if limit is None and jax.default_backend() == "cpu":
         limit = available_memory()
@@ -62,7 +62,7 @@ def check_program_memory(name: str, program: Compiled, *, rows: int, holds_argum
     the host's memory.
     """
     found = memory_of(program)
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = memory_limit()
     needed = found.peak * GIB
     if limit is None and jax.default_backend() == "cpu":
         limit = available_memory()

@@ -251,8 +251,8 @@ class PairStatistics(NamedTuple):
         )
 
 
-def pair_statistics(rows: Sequence[object], sample: int = 1024) -> PairStatistics:
-    """Return the statistics of the pairs of a run. sample: rows counted per section.
+def pair_statistics(rows: Sequence[object]) -> PairStatistics:
+    """Return the statistics of the pairs of a run, from 1,024 rows of each section.
 
     rows: sources of the run's rows, all of them pairs.
     """
@@ -260,7 +260,7 @@ def pair_statistics(rows: Sequence[object], sample: int = 1024) -> PairStatistic
     pairs = sum(source.targets for source in sources)
     true = filled = 0.0
     for source in sources:
-        chosen = np.unique(np.linspace(0, source.rows - 1, min(sample, source.rows)).astype(int))
+        chosen = np.unique(np.linspace(0, source.rows - 1, min(1024, source.rows)).astype(int))
         batch = empty_pairs(len(chosen), source.length, source.most)
         for b, row in enumerate(chosen.tolist()):
             source.fill(row, batch, b, 0)

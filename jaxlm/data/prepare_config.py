@@ -112,7 +112,7 @@ def check(config: PrepareConfig) -> None:
         raise InputError(
             f"--part must be left out with --engine {config.engine}, got {config.part}; Ray distributes the units"
         )
-    check_form(config.tokenizer, trains=True)  # before a store that is there is compared with it
+    check_form(config.tokenizer)  # before a store that is there is compared with it
     if config.minimum_count > 1 and kind not in COUNTED:
         raise InputError(
             f"--minimum-count must be 1 for tokenizer {config.tokenizer!r}, got {config.minimum_count}; leave it out, "

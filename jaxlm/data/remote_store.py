@@ -55,7 +55,7 @@ class RemoteStore:
 
     def __init__(self, url: str, cache: Cache, description: str) -> None:
         """description: the name of the file that makes a store."""
-        self.url, self._cache = url.rstrip("/"), cache
+        self.url = url.rstrip("/")
         self._entries = {Path(found.place).name: found for found in matching(f"{self.url}/*")}
         if description not in self._entries:
             raise InputError(f"{url}: no such token store: it has no {description}; name a store that is complete")

@@ -103,9 +103,14 @@ def compiling_for(platform: str, capability: tuple[int, int] = (9, 0), kind: str
         _compiled_for.reset(token)
 
 
-def peak_tflops(device: jax.Device | None = None) -> float | None:
+def peak_tflops() -> float | None:
     """Return the peak bfloat16 TFLOP/s of one device; None if unknown (every CPU)."""
-    return peak_of_kind((device or jax.devices()[0]).device_kind)
+    return peak_of_kind(jax.devices()[0].device_kind)
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that programs can have on a device of this machine; None if the backend does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def peak_of_kind(kind: str, dtype: str = "bfloat16") -> float | None:

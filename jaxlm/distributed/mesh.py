@@ -168,10 +168,15 @@ def replicated(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(place, tree)
 
 
+def abstract_leaf(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and the dtype of an array with a sharding."""
+    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)
+
+
 def abstract_replicated(tree: Any, mesh: Mesh) -> Any:
     """Return the result of `replicated` as jax.ShapeDtypeStruct."""
     sharding = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding), tree)
+    return jax.tree.map(lambda leaf: abstract_leaf(leaf, sharding), tree)
 
 
 def state_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:

@@ -7,7 +7,6 @@ directory or must have the same outcome everywhere, and broadcasts the outcome, 
 import collections
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -70,8 +69,6 @@ def _broadcast(value: Any) -> Any:
     received = np.asarray(multihost_utils.broadcast_one_to_all(buffer)).astype(np.uint8)
     return json.loads(received.tobytes().decode())
 
-
-log = logging.getLogger(__name__)
 
 JOIN_WITHIN = 300
 """Seconds that processes wait for the others to join."""

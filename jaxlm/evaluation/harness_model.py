@@ -42,7 +42,6 @@ class HarnessModel(TemplateLM):
         prefix_token_id: int | None = None,
         seed: int = 0,
         mesh: Mesh | None = None,
-        show_progress: bool = True,
         max_batch_size: int | None = None,
         device: str | None = None,
     ) -> None:
@@ -62,7 +61,6 @@ class HarnessModel(TemplateLM):
             batch_size=_batch_size(batch_size, run),
             beyond_length=beyond_length,
             prefix=None if prefix_token_id is None else [prefix_token_id],
-            show_progress=show_progress,
         )
         self._generation = GenerationRequests(self.requests, seed=seed)
         if jax.process_count() > 1:  # the harness reports where this is 0, and gives all requests to every process

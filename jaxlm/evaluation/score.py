@@ -28,7 +28,6 @@ from jaxlm.tasks.row_reader import RowReader
 class ScoredRow:
     """Row of a file: its sentence or named choices, the encoded sequences, and the name of the correct choice."""
 
-    line: int
     texts: tuple[str, ...]
     names: tuple[str, ...]
     sequences: tuple[Any, ...]
@@ -41,9 +40,9 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
     encode: (text, context, separator) -> encoded sequence.
     """
     if not arguments.fields and arguments.choice_list is None:
-        for number, text in Lines(arguments.input, arguments.errors):
+        for _, text in Lines(arguments.input, arguments.errors):
             if text.strip():
-                yield ScoredRow(number, (text,), ("text",), (encode(text, "", arguments.separator),), None)
+                yield ScoredRow((text,), ("text",), (encode(text, "", arguments.separator),), None)
         return
     one = len(arguments.fields) == 1
     context = ((arguments.context,),) if arguments.context else ()
@@ -69,7 +68,7 @@ def rows_to_score(arguments: RowsToScore, encode: Callable[[str, str, str], Any]
         before = example.texts[0] if arguments.context else ""
         sequences = tuple(encode(text, before, arguments.separator) for text in texts)
         if texts:
-            yield ScoredRow(number, texts, names, sequences, label)
+            yield ScoredRow(texts, names, sequences, label)
 
 
 def row_result(index: int, row: ScoredRow, found: Sequence[Score], by: str, several: bool) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from jaxlm.zero_shot.task import PAPER, Measured, ZeroShotTask
 
 log = logging.getLogger(__name__)
 
-FIELDS = ("run", "step", "task", "path", "protocol", "metric", "value", "stderr", "examples", "scored")
 RESULTS = "zero_shot.jsonl"  # of a run's directory: values along its pretraining
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlm.distributed.devices import platform
+from jaxlm.distributed.devices import memory_limit, platform
 from jaxlm.distributed.mesh import replicated, use_rules, whole_to_devices
 from jaxlm.errors import InputError
 from jaxlm.finetuning.trial import Patience, Programs, Progress, Trial, TrialContext, started_state, trial_settings
@@ -258,8 +258,8 @@ def _where(better: jax.Array, new: Any, old: Any) -> Any:
 
 def _trials_per_device(context: TrialContext, programs: Programs) -> int:
     """Return the number of trials that fit a device, from the memory analysis of the program for one."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" not in stats:
+    limit = memory_limit()
+    if limit is None:
         return 1
     group = Stacked(context, programs, [Trial(0, 0.0)] * context.mesh.size, first=0)
     longest = max(range(min(group.data[0].steps_per_epoch, 256)), key=group.data[0].size_at)
@@ -272,4 +272,4 @@ def _trials_per_device(context: TrialContext, programs: Programs) -> int:
     params = size(programs.program.abstract.params)
     one = memory.argument_size_in_bytes + memory.temp_size_in_bytes + params  # and the best so far
     # One trial's parameters are copied while it is evaluated.
-    return int((MEMORY_FRACTION * stats["bytes_limit"] - 2 * params) // one)
+    return int((MEMORY_FRACTION * limit - 2 * params) // one)

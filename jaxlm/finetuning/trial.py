@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
@@ -29,7 +28,6 @@ from jaxlm.training.step import Settings, TrainState
 from jaxlm.training.task_model import make_task_learner
 
 UNLABELLED = "unlabelled"  # the name of the unlabelled rows among the splits
-log = logging.getLogger(__name__)
 
 
 class Trial(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.errors import InputError
+from jaxlm.inference.rows import padded
 from jaxlm.models.model import Inputs, Model, source_inputs
 from jaxlm.text import Tokenizer
 from jaxlm.wording import counted
@@ -152,20 +153,16 @@ class CachedModel:
         lengths_B = np.array([len(ids) for ids in windows], np.int32)
         smallest = 1 if self.model.has_source else SMALLEST_BUCKET
         bucket = length_bucket(lengths_B.max(), self.positions, smallest=smallest)
-        ids_BP = np.zeros((len(prompts), bucket), np.int32)
         seen_BV = None if self.repetition_penalty == 1 else np.zeros((len(prompts), self.vocabulary), np.bool_)
-        for row, ids in enumerate(windows):
-            ids_BP[row, : len(ids)] = ids
-            if seen_BV is not None:
-                seen_BV[row, list(prompts[row].ids)] = True
+        if seen_BV is not None:
+            for row, prompt in enumerate(prompts):
+                seen_BV[row, list(prompt.ids)] = True
         most = max(len(ids) + prompt.length for ids, prompt in zip(windows, prompts, strict=True))
-        found = Padded(ids_BP, lengths_B, seen_BV)
+        found = Padded(padded(windows, len(prompts), bucket), lengths_B, seen_BV)
         if self.model.has_source:
             sources = [prompt.source for prompt in prompts]
             lengths = np.array([len(source) for source in sources], np.int32)
-            source_BS = np.zeros((len(prompts), self._bucket(lengths.max())), np.int32)
-            for row, source in enumerate(sources):
-                source_BS[row, : len(source)] = source
+            source_BS = padded(sources, len(prompts), self._bucket(lengths.max()))
             found = found._replace(source_BS=source_BS, source_lengths_B=lengths)
         return found, self._bucket(most)
 

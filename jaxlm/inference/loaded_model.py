@@ -5,7 +5,6 @@ with several processes each must make the same calls. Methods that a model does 
 """
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from jaxlm.errors import InputError, names_arguments
 from jaxlm.inference.arguments import Pooling, Weights
 from jaxlm.inference.generation import GenerationSettings, Generator
 from jaxlm.inference.loaded_run import LoadedRun, load_model
-from jaxlm.inference.prediction import Predictor, empty_rows, in_chunks, warn_of_rows
+from jaxlm.inference.prediction import ROWS_AT_A_TIME, Predictor, empty_rows, in_chunks, warn_of_rows
 from jaxlm.inference.rows import default_batch_size
 from jaxlm.inference.text_scoring import fill_masks, masked_texts, text_scorer
 from jaxlm.inference.token_outputs import (
@@ -37,9 +36,6 @@ from jaxlm.models.model import Model
 from jaxlm.ranges import Range
 from jaxlm.tasks import CustomConfig, rows_of_records
 
-log = logging.getLogger(__name__)
-
-ROWS_AT_A_TIME = 1024  # rows that are sorted by length together, to reduce padding
 _GENERATORS = 8  # settings whose compiled programs a model keeps
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlm.config import from_json
 from jaxlm.data.config import MEMBERS, DataConfig, Windows, check_order
 from jaxlm.distributed.devices import platform
-from jaxlm.distributed.mesh import MeshConfig, make_mesh, state_shardings
+from jaxlm.distributed.mesh import MeshConfig, abstract_leaf, make_mesh, state_shardings
 from jaxlm.errors import InputError
 from jaxlm.files import read_signed
 from jaxlm.inference.arguments import Weights
@@ -326,14 +326,11 @@ def abstract_params(config: Any, saved: dict, mesh: Mesh) -> dict:
     if pooler not in saved["backbone"]:  # some published encoders have none
         boxed.pop(pooler, None)
 
-    def abstract(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
     whole = NamedSharding(mesh, PartitionSpec())
     heads = {name: part for name, part in saved.items() if name != "backbone"}
     if CLASSIFIERS in heads.get("head", {}):
         kept = {name: part for name, part in heads["head"].items() if name != CLASSIFIERS}
         heads = {"head": kept} if kept else {}
-    return {"backbone": jax.tree.map(abstract, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
-        lambda leaf: abstract(leaf, whole), heads
+    return {"backbone": jax.tree.map(abstract_leaf, nn.unbox(boxed), state_shardings(boxed, mesh))} | jax.tree.map(
+        lambda leaf: abstract_leaf(leaf, whole), heads
     )

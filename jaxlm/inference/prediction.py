@@ -23,6 +23,9 @@ MAX_DOCUMENT_CHUNKS = 8  # a chunk is extended to the end of a tagged document, 
 log = logging.getLogger(__name__)
 
 
+ROWS_AT_A_TIME = 1024  # rows that are sorted by length together, to reduce padding
+
+
 def in_chunks(examples: Iterator[Any], size: int) -> Iterator[list[Any]]:
     """Yield lists of `size` examples; a list is longer, to a limit, if it would split a document."""
     chunk: list[Any] = []

@@ -15,7 +15,7 @@ from jaxlm.objectives.language_model import inputs_of, reset_carry
 from jaxlm.objectives.objective import Objective, Sums
 
 
-def bidirectional_language_model(model: Model, *, scale: float = 1.0, loss_chunks: int = 0) -> Objective:
+def bidirectional_language_model(model: Model, *, scale: float, loss_chunks: int = 0) -> Objective:
     """Return the objective of next-word prediction in each direction.
 
     Terms: `nll`, the loss in nats per word over the words of both directions, times `scale` in the training loss;

@@ -30,6 +30,7 @@ from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSteps, LatestN
 
 from jaxlm.distributed.devices import returning_memory
+from jaxlm.distributed.mesh import abstract_leaf
 from jaxlm.distributed.processes import first_process_decides, of_every_process
 from jaxlm.errors import InputError, RunError, quiet_orbax
 from jaxlm.runs.remote import NO_ROOM, failure_reason, free_space, not_a_file, raise_unless_damage
@@ -482,7 +483,7 @@ def _check_fit(place: epath.Path, saved: dict[str, Any], wanted: dict[str, Any],
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return abstract_leaf(leaf, sharding)
 
 
 def _hash(content: dict) -> str:

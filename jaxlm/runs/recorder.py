@@ -173,14 +173,7 @@ class NotFinite(Exception):
 
 
 class Diverged(RunError):
-    """Error that ends training: a loss or gradient is not finite, as it would be again after resuming.
-
-    reason: the message without the remedy.
-    """
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason}; {remedy}")
-        self.reason = reason
+    """Error that ends training: a loss or gradient is not finite, as it would be again after resuming."""
 
 
 class Recorder:

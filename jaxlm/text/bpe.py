@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxlm.errors import InputError
 from jaxlm.files import parse_json
-from jaxlm.text.library import LibraryTokenizer
+from jaxlm.text.library import LibraryTokenizer, piece_of
 from jaxlm.text.tokenizer import Tokenizer, read_file
 
 GPT2_VOCABULARY = "encoder.json"
@@ -152,7 +152,7 @@ class GPT1Tokenizer(Tokenizer):
         return text.replace(NEWLINE, "\n").replace(END_OF_WORD, " ").replace(" \n", "\n").rstrip(" ")
 
     def _piece(self, i: int) -> str:
-        return self._library.id_to_token(i) or f"<{i}>"
+        return piece_of(self._library, i)
 
 
 def standard_text(text: str) -> str:

@@ -90,7 +90,12 @@ class LibraryTokenizer(Tokenizer):
         return self._library.decode(ids, skip_special_tokens=False)
 
     def _piece(self, i: int) -> str:
-        return self._library.id_to_token(i) or f"<{i}>"
+        return piece_of(self._library, i)
+
+
+def piece_of(library: Any, i: int) -> str:
+    """Return the piece of an id of a `tokenizers.Tokenizer`, or a name for an id without one."""
+    return library.id_to_token(i) or f"<{i}>"
 
 
 def ends_bert_word(text: str, place: int) -> bool:

@@ -78,11 +78,11 @@ def music_of(spec: str) -> str:
     return PERFORMANCE if music is None else music.name
 
 
-def check_form(spec: str, *, trains: bool = False) -> None:
-    """Raise InputError for a specification of another form than tokenizer_from_spec knows. No file is read."""
+def check_form(spec: str) -> None:
+    """Raise InputError for a specification of another form than preparation knows. No file is read."""
     kind, _, location = spec.partition(":")
-    if spec != "bytes" and not (location and kind in _forms(trains)):
-        raise _unknown(spec, trains)
+    if spec != "bytes" and not (location and kind in _forms(True)):
+        raise _unknown(spec, True)
 
 
 def _forms(trains: bool) -> dict[str, str]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlm.distributed.mesh import abstract_leaf
 from jaxlm.errors import InputError
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints, Metadata, Restored
@@ -54,7 +55,7 @@ def with_parameters(
         """Return the leaf with the sharding of the state's leaf, if there is one of that shape, else replicated."""
         own = known.get(jax.tree_util.keystr(path, simple=True, separator="/"))
         sharding = own.sharding if own is not None and own.shape == leaf.shape else replicated
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return abstract_leaf(leaf, sharding)
 
     abstract = jax.tree_util.tree_map_with_path(place, wanted)
     loaded, loading_notes = source.open_parameters().load(abstract)

@@ -192,7 +192,7 @@ def _diverged(error: NotFinite, session: Session, state: TrainState, first: int,
             "run from other weights or with a smaller --model.init-std, or look at these rows"
         )
     rows = session.describe_batch(error.step - 1)
-    return Diverged(f"the loss or the gradient is not finite in step {error.step} ({rows})", remedy)
+    return Diverged(f"the loss or the gradient is not finite in step {error.step} ({rows}); {remedy}")
 
 
 @dataclass

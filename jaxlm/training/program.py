@@ -22,6 +22,7 @@ from jaxlm.compiler.memory import check_program_memory, exhausted
 from jaxlm.data.batch import mask_seeds, with_characters
 from jaxlm.data.config import DataConfig
 from jaxlm.distributed.config import check_batch
+from jaxlm.distributed.devices import memory_limit
 from jaxlm.distributed.mesh import abstract_replicated, batch_sharding, use_mesh
 from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError
@@ -386,7 +387,7 @@ def fitted_to_devices(config: Config, learner: Callable[[Config], Learner], rows
 
 def memory_limit_gib() -> float | None:
     """Return the usable memory of a device of this machine in GiB, or None if the backend does not report it."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = memory_limit()
     return None if limit is None else MEMORY_FRACTION * limit / 2**30
 
 

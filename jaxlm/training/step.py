@@ -28,7 +28,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlm.distributed.devices import rarely
-from jaxlm.distributed.mesh import batch_sharding, state_shardings
+from jaxlm.distributed.mesh import abstract_leaf, batch_sharding, state_shardings
 from jaxlm.nn.dropout_masks import micro_batch
 from jaxlm.objectives.objective import Objective, Sums, mean
 from jaxlm.training.loss_scale import LossScale, first_scale
@@ -147,10 +147,7 @@ def abstract_state(
     shardings = state_shardings(boxed, mesh)
     shardings = shardings.replace(carry=jax.tree.map(lambda _: carry_sharding(mesh), boxed.carry))
 
-    def placed(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(placed, nn.unbox(boxed), shardings)
+    return jax.tree.map(abstract_leaf, nn.unbox(boxed), shardings)
 
 
 def carry_sharding(mesh: Mesh) -> NamedSharding:

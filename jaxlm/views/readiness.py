@@ -24,7 +24,7 @@ from packaging.requirements import Requirement
 
 from jaxlm import cuda, nvidia
 from jaxlm.data.store import open_store
-from jaxlm.distributed.devices import available_memory, peak_tflops, prepare_process
+from jaxlm.distributed.devices import available_memory, memory_limit, peak_tflops, prepare_process
 from jaxlm.distributed.mesh import AXES, make_mesh, use_mesh
 from jaxlm.distributed.processes import of_every_process
 from jaxlm.errors import InputError, RunError
@@ -248,7 +248,7 @@ def of_config(config: PretrainConfig) -> Iterator[CheckResult]:
     leaves = jax.tree.leaves(program.abstract)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     here = sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = memory_limit()
     message = f"{here / GIB:.2f} GiB of the state per device"
     if limit:
         message += f" of {limit / GIB:.1f} GiB, without activations (jaxlm.aot estimates them for TPUs)"

@@ -62,7 +62,6 @@ class HarnessRequests:
         batch_size: int,
         beyond_length: bool = False,
         prefix: Sequence[int] | None = None,
-        show_progress: bool = True,
     ) -> None:
         model = run.require_decoder("the harness", "use evaluate task or evaluate zero-shot for an encoder")
         self.run, self.tokenizer, self.batch_size = run, run.tokenizer, batch_size
@@ -81,7 +80,6 @@ class HarnessRequests:
             )
         self.counts: Counter[str] = Counter()
         self._scorer = Scorer(model, mesh=run.mesh, batch_size=batch_size, positions=self.longest)
-        self._show_progress = show_progress
 
     def log_likelihoods(
         self, pairs: Sequence[tuple[str, str]], answered: Answered | None = None
@@ -168,9 +166,7 @@ class HarnessRequests:
 
     def progress(self, kind: str, total: int) -> Progress:
         """Return the progress of requests, shown on process 0."""
-        return Progress(
-            f"{kind} requests", total, active=self._show_progress and jax.process_index() == 0, compiles=True
-        )
+        return Progress(f"{kind} requests", total, active=jax.process_index() == 0, compiles=True)
 
     @property
     def more_length(self) -> str:

@@ -115,7 +115,7 @@ def test_an_encoder_fills_a_file(tmp_path):
         (["--stream", "--beams", 2], "--stream must be given without --beams, got --beams 2"),
         (["--prompts", "b.csv"], "--prompts must be a .txt or .jsonl file, got b.csv"),
         (["--prompts", "none.txt"], "none.txt cannot be read: No such file or directory"),
-        (["--prompts", "empty.txt"], "--prompts must have at least one prompt, got empty.txt without"),
+        (["--prompts", "empty.txt"], "--prompts must have at least one prompt, got none in empty.txt"),
         (["--prompts", "bad.jsonl"], "bad.jsonl line 1 has no field 'prompt'; its fields are text; add it"),
     ],
 )

@@ -96,21 +96,20 @@ class T5(nn.Module):
             x_BLD, source, bias_BHLS, segments_BL, carry, first_B, train, layers
         )
         h_BLD = self.decoder_norm(x_BLD)
-        hidden = None
-        if layers:
-            embedded_BLD, _ = self.embeddings(inputs.ids, False)
-            hidden = jnp.concatenate([embedded_BLD[None], layers_NBLD[:-1], h_BLD[None]])
+        hidden = self._hidden(inputs.ids, layers_NBLD, h_BLD) if layers else None
         h_BLD = self._dropped(h_BLD, train)
         return Outputs(h_BLD, hidden, carry, table_VD)
 
     def read(self, source: Inputs, layers: bool = False) -> Outputs:
         """Return the outputs of the encoder. layers: the embeddings, and the states of each block, the last normed."""
         states_BSD, layers_NBSD = self._encoded(source, False, layers)
-        hidden = None
-        if layers:
-            embedded_BSD, _ = self.embeddings(source.ids, False)
-            hidden = jnp.concatenate([embedded_BSD[None], layers_NBSD[:-1], states_BSD[None]])
+        hidden = self._hidden(source.ids, layers_NBSD, states_BSD) if layers else None
         return Outputs(states_BSD, hidden, None, None)
+
+    def _hidden(self, ids_BL: jax.Array, layers_NBLD: jax.Array, last_BLD: jax.Array) -> jax.Array:
+        """Return the embeddings and the states of each block, the last normed (N + 1, B, L, D)."""
+        embedded_BLD, _ = self.embeddings(ids_BL, False)
+        return jnp.concatenate([embedded_BLD[None], layers_NBLD[:-1], last_BLD[None]])
 
     def encode(self, source: Inputs, train: bool = False) -> tuple[jax.Array, jax.Array]:
         """Return the states of the encoder (B, S, D) and the segments of the source (B, S)."""
