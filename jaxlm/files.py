@@ -120,7 +120,7 @@ def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
 def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
     """Open the file of an --output as `atomic_file` does. InputError if it cannot be written."""
     check_output(path)
-    remove_left(path.parent, f".{glob.escape(path.name)}.*.partial", _NEW)
+    remove_left(path.parent, f".{glob.escape(path.name)}.*.partial")
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(atomic_file(path, mode))
@@ -129,7 +129,7 @@ def atomic_output(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[Any]:
         yield file
 
 
-def remove_left(directory: Path, pattern: str, seconds: float) -> None:
+def remove_left(directory: Path, pattern: str, seconds: float = _NEW) -> None:
     """Remove the hidden files that killed processes have left, on any machine: those that nobody locks.
 
     seconds: the age of those that are removed. A living process may not have locked a newer one yet.

@@ -40,8 +40,8 @@ def model_directory(location: str, *, weights: bool = True) -> Path:
     except Exception as error:  # of the network, the service, the cache or its disk
         raise InputError(
             f"hf:{location} must be a directory, or a model that the Hugging Face Hub has, got no directory of "
-            f"that name, and from the Hub an error, {reason(error)}; check the name and the network, or "
-            "download the model elsewhere and give its directory"
+            f"that name and an error from the Hub: {reason(error)}; check the name and the network, or download the "
+            "model elsewhere and give its directory"
         ) from error
     return Path(found)
 

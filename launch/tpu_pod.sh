@@ -14,9 +14,9 @@ create (the default) requests a pod, or uses the existing one of that name. It i
 on all workers, copies the token stores from gs:// to each worker's disk, starts
 `python -m jaxlm.pretrain CONFIG --run gs://BUCKET/RUN ...` on every worker and follows the log of the first. When the
 pod is preempted it requests a new one and continues from the newest checkpoint, until the run is complete; then it
-deletes the pod. It may itself be stopped and called again: the pod stays, and the last line of the launcher says so. Billing starts
-when the pod becomes ACTIVE. The request carries the label jaxlm_run, a hash of --run. A pod without it, or of another
-run, is left alone.
+deletes the pod. It may itself be stopped and called again: the pod stays, and the last line of the launcher says so.
+Billing starts when the pod becomes ACTIVE. The request carries the label jaxlm_run, a hash of --run. A pod without it,
+or of another run, is left alone.
 prepare does the same with a store instead of a run: it starts Ray on all workers and the first of them runs
 `python -m jaxlm.prepare` with all their cores. Ray ends with it. For the other commands the store is the --run.
   stop     send SIGTERM to the run: all workers save one step and end; the pod stays

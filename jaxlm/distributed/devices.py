@@ -108,17 +108,17 @@ def peak_tflops() -> float | None:
     return peak_of_kind(jax.devices()[0].device_kind)
 
 
-def memory_limit() -> int | None:
-    """Return the bytes that programs can have on a device of this machine; None if the backend does not report it."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-
-
 def peak_of_kind(kind: str, dtype: str = "bfloat16") -> float | None:
     """Return the peak TFLOP/s of a `device_kind` for matrix products of a dtype, or None if unknown."""
     for part, in_16_bits, in_32_bits in PEAK_TFLOPS:
         if part in kind:
             return in_32_bits if dtype == "float32" else in_16_bits
     return None
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that programs can have on a device of this machine; None if the backend does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def peak_memory_gib(device: jax.Device | None = None) -> float | None:

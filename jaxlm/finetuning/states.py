@@ -25,12 +25,11 @@ from jaxlm.distributed.devices import memory_limit, platform
 from jaxlm.distributed.mesh import replicated, use_rules, whole_to_devices
 from jaxlm.errors import InputError
 from jaxlm.finetuning.trial import Patience, Programs, Progress, Trial, TrialContext, started_state, trial_settings
-from jaxlm.training.program import CompiledStep
+from jaxlm.training.program import MEMORY_FRACTION, CompiledStep
 from jaxlm.training.step import Settings, TrainState, from_saved, state_of
 from jaxlm.training.weights import halved
 
 TRIALS = PartitionSpec(("data", "fsdp"))
-MEMORY_FRACTION = 0.9  # of a device's memory that a group may use
 
 
 class Alone:

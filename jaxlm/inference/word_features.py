@@ -160,7 +160,7 @@ def _keep(file: Path, numbers: np.ndarray) -> None:
     """Write features to a file, if there is room for it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        remove_left(file.parent, ".*.partial", 60)
+        remove_left(file.parent, ".*.partial")
         with atomic_file(file, "wb") as opened:
             opened.write(numbers.data)
     except OSError as error:
