@@ -199,7 +199,7 @@ def test_a_member_that_diverges_does_not_end_the_others(tune, shape):
     assert "accuracy" in ended.output
     found = results(tune.directory / "run")
     failed, finished = found["runs"]
-    assert failed.keys() == {"seed", "learning_rate", "failed"} and failed["failed"].startswith("loss or gradient")
+    assert failed.keys() == {"seed", "learning_rate", "failed"} and failed["failed"].startswith("the loss or the")
     assert found["learning_rate"] == found["best"]["learning_rate"] == 3e-3
     assert tune("other", "--seeds", 1).code == 0
     wanted = results(tune.directory / "other")["runs"][0]
@@ -207,7 +207,7 @@ def test_a_member_that_diverges_does_not_end_the_others(tune, shape):
     lines = (tune.directory / "run" / "predictions.jsonl").read_text().splitlines()
     assert len(lines) == 5 + 3 and all(json.loads(text)["learning_rate"] == 3e-3 for text in lines)
     shown = run_here("show", tune.directory / "run")
-    assert "results: 2 runs" in shown.output and "failed: seed 0 at learning rate 1e+30: loss or" in shown.output
+    assert "results: 2 runs" in shown.output and "failed: seed 0 at learning rate 1e+30: the loss or" in shown.output
     before = (tune.directory / "run" / "results.json").read_bytes(), metrics(tune.directory / "run", peak_lr=3e-3)
     again = tune("run", *more)
     assert_one_line(again, 1, "seed 0 at learning rate 1e+30")

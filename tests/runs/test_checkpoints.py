@@ -151,12 +151,13 @@ def test_memory_freed_while_reading_goes_back_to_the_system(tmp_path, monkeypatc
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     def read_in_pieces(*arguments):
+        taken = [np.empty(2**22, np.uint8) for _ in range(500)]  # free parts of the heap, which are taken first
         np.ones(2**25 - 2**16, np.uint8)  # freed at once: glibc would now map only what is larger
         *pieces, last = [np.ones(2**22 + 2**12, np.uint8) for _ in range(40)]
         before = resident()
         pieces.clear()
         returned.append(before - resident())
-        del last  # until here: memory at the end of the heap goes back anyway
+        del last, taken  # until here: memory at the end of the heap goes back anyway
         return read_arrays(*arguments)
 
     monkeypatch.setattr(checkpoints_module, "_read_arrays", read_in_pieces)
