@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxlm import cuda
+from jaxlm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxlm.data.preparation import prepare_store
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from jaxlm.models.model import Inputs
     from jaxlm.training.pretraining_run import run_pretraining
 
-__version__ = "0.1.0"
 __all__ = [
     "InputError",
     "Inputs",

@@ -9,7 +9,7 @@ usage: launch/release.sh TAG
 
 Builds the files of the release TAG, for example v0.1.0, into dist/: the wheel, the sdist, the tested pins as
 constraints-VERSION.txt, and notes.md, the section of CHANGELOG.md for this version. The version is that of
-jaxlm/__init__.py; the tag must be `v` and this version. PYTHON=... selects the interpreter.
+jaxlm/version.py; the tag must be `v` and this version. PYTHON=... selects the interpreter.
 TEXT
 }
 
@@ -31,8 +31,8 @@ esac
 tag=$1
 python=${PYTHON:-python3}
 
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' jaxlm/__init__.py)
-[ "$tag" = "v$version" ] || fail "the tag must be v$version, the version in jaxlm/__init__.py, got $tag"
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' jaxlm/version.py)
+[ "$tag" = "v$version" ] || fail "the tag must be v$version, the version in jaxlm/version.py, got $tag"
 notes=$(awk -v heading="## [$version]" '
   index($0, "## [") == 1 { inside = index($0, heading) == 1; next }
   inside' CHANGELOG.md)

@@ -45,6 +45,7 @@ FLOORS = (
 )
 LEAVES = {
     "errors",
+    "version",
     "config",
     "flags",
     "wording",

@@ -325,7 +325,9 @@ def open_store(path: str | Path, cache: Cache | None = None) -> Store:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path / DESCRIPTION} is damaged or not a token store's ({error}); {REMEDY}") from error
     if version != VERSION:
-        raise InputError(f"{path} has store version {version}, but this jaxlm reads {VERSION}; {REMEDY}")
+        raise InputError(
+            f"{path} must be a store of version {VERSION}, got {version}; use a newer version of jaxlm, or {REMEDY}"
+        )
     if fingerprint != description_fingerprint(description):
         raise InputError(f"{path / DESCRIPTION} was altered: it does not match its fingerprint; {REMEDY}")
     try:

@@ -1,18 +1,22 @@
 """Configs that runs save: the choices of trackers, the format of earlier versions, and differences in words.
 
-Runs made by commit 192edfa and later can be read. A field that is added to the configs gets a line here. This module
+Runs made by commit 192edfa and later can be read. A field that is added to the configs gets a line here. A run of a
+later release is refused, because a field that this release does not know may change what the others mean. This module
 does not import JAX.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from jaxlm.data.config import MEMBERS
 from jaxlm.models import DEFAULT_MODEL, FAMILIES
+from jaxlm.version import __version__
 
 TrackerKind = Literal["wandb", "mlflow", "trackio"]
 
+RELEASE = "jaxlm"  # the field of config.json with the version that wrote it; runs from before 0.1.0 lack it
 
 # Options that config.json lacks in runs of earlier versions, with the values that these runs used. Such a run resumes
 # without them, and with no other values.
@@ -73,6 +77,14 @@ def upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(adaptive, dict) and adaptive.get("divisor", 1) != 1:
         return _with_missing(config, ("model", "adaptive", "clusters"), "unprojected")
     return dict(config)
+
+
+def is_later(version: object) -> bool:
+    """Return True for a version of a later minor release than this one. ValueError if it is not a version."""
+    found, own = (re.match(r"(\d+)\.(\d+)", str(text)) for text in (version, __version__))
+    if found is None or own is None:
+        raise ValueError(f"{RELEASE} must be a version such as {__version__}, got {version!r}")
+    return tuple(map(int, found.groups())) > tuple(map(int, own.groups()))
 
 
 def has_earlier_masks(config: Mapping[str, Any]) -> bool:

@@ -37,16 +37,19 @@ from jaxlm.runs import text_log
 from jaxlm.runs.config import (
     ADDED_FIELDS,
     ADDED_OPTIONS,
+    RELEASE,
     differing,
     flat,
     has_earlier_masks,
     in_words,
+    is_later,
     shown,
     upgraded,
 )
 from jaxlm.runs.remote import LOCK, Mirror, entries
 from jaxlm.storage import is_url
 from jaxlm.text import Tokenizer, load_tokenizer
+from jaxlm.version import __version__
 from jaxlm.wording import similar_directory
 
 log = logging.getLogger(__name__)
@@ -87,14 +90,24 @@ class RunDirectory:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Saved config in the current format. Raises InputError if there is no run or config.json is damaged."""
+        """Saved config in the current format.
+
+        Raises InputError if there is no run, or if config.json is damaged or of a later release.
+        """
         file = self.path / "config.json"
         try:
-            return upgraded(read_object(file))
+            values = upgraded(read_object(file))
+            later = is_later(values.pop(RELEASE, "0.0"))
         except FileNotFoundError:
             raise InputError(self._not_a_run()) from None
         except (OSError, ValueError) as error:
             raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
+        if later:
+            raise InputError(
+                f"{self.name} must be a run of jaxlm {__version__} or earlier, got one of a later release; install "
+                f"that version, which {file} names in the field {RELEASE!r}"
+            )
+        return values
 
     def check_config(self, saved: Mapping[str, Any], place: str, free: Sequence[str]) -> None:
         """Raise InputError if config.json differs from the config `saved` in a checkpoint, which has a checksum.
@@ -312,7 +325,7 @@ class RunDirectory:
             given = _without(given, [name for name in ADDED_FIELDS if name not in saved and name not in kept])
             changed = self._compare(given, run_fields)
         if changed or not known:
-            write_json(config_file, given)
+            write_json(config_file, {RELEASE: __version__} | given)
         if self._mirror is not None:
             self._mirror.upload()
             log.info(

@@ -121,7 +121,7 @@ def release(copy: Path, *words) -> subprocess.CompletedProcess:
 
 def test_release_needs_its_version_as_tag_and_in_the_changelog(tmp_path):
     """Fails when a tag of another version, or a changelog without a section for it, would be built."""
-    for name in ("launch/release.sh", "jaxlm/__init__.py", "CHANGELOG.md"):
+    for name in ("launch/release.sh", "jaxlm/version.py", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     asked = release(tmp_path, "v99.0.0")
@@ -133,11 +133,15 @@ def test_release_needs_its_version_as_tag_and_in_the_changelog(tmp_path):
 
 
 def test_version_is_in_one_place():
-    """Fails when another file repeats the version, which the next release would forget."""
-    attribute = "version = attr: jaxlm.__version__"
+    """Fails when another file repeats the version, which the next release would forget, or the citation has another."""
+    attribute = "version = attr: jaxlm.version.__version__"
     assert attribute in (REPOSITORY / "setup.cfg").read_text(encoding="utf-8")
-    for name in ("setup.cfg", "pyproject.toml", "CITATION.cff", "launch/Dockerfile", "jaxlm/__main__.py"):
+    for name in ("setup.cfg", "pyproject.toml", "launch/Dockerfile", "jaxlm/__init__.py", "jaxlm/__main__.py"):
         assert jaxlm.__version__ not in (REPOSITORY / name).read_text(encoding="utf-8"), name
+    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    heading = f"## [{cited['version']}] - {cited['date-released']}"
+    assert cited["version"] == jaxlm.__version__
+    assert heading in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

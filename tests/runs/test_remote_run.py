@@ -223,7 +223,7 @@ def test_what_is_written_arrives_with_each_start_sync_and_end(tmp_path, machine)
     tokenizer = train_sentencepiece(["the cat sat on the mat"] * 9, 270)
     with RunDirectory(url_of(there)) as run:
         run.open(CONFIG)
-        assert json.loads((there / "config.json").read_text()) == CONFIG
+        assert RunDirectory(there).config == CONFIG
         run.save_tokenizer(tokenizer)
         run.record_start(started_from=None)
         assert len(starts(there)) == 1

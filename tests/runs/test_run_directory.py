@@ -16,6 +16,7 @@ import jax
 import pytest
 from paths import REPOSITORY
 
+from jaxlm import __version__
 from jaxlm.data.plan import locked
 from jaxlm.errors import InputError
 from jaxlm.files import write_json
@@ -38,7 +39,33 @@ def test_creates_and_goes_on_with_the_same_config(tmp_path):
     for _ in range(2):
         with RunDirectory(tmp_path / "a" / "run") as run:
             assert run.open(CONFIG, run_fields=RUN_FIELDS) == []
-    assert run.config == json.loads((run.path / "config.json").read_text()) == json.loads(json.dumps(CONFIG))
+    assert json.loads((run.path / "config.json").read_text()) == {"jaxlm": __version__} | run.config
+    assert run.config == json.loads(json.dumps(CONFIG))
+
+
+def test_a_run_of_a_later_release_is_refused(tmp_path):
+    """Fails when a config whose fields may mean something else is read, or a patch release or a damaged version is."""
+    with RunDirectory(tmp_path / "run") as run:
+        run.open(CONFIG)
+    file = tmp_path / "run" / "config.json"
+    saved = json.loads(file.read_text())
+    major, minor, _ = map(int, __version__.split("."))
+    for version, refused in (
+        (f"{major}.{minor}.99", None),
+        ("0.0.3", None),
+        (f"{major}.{minor + 1}.0", f"must be a run of jaxlm {__version__} or earlier, got one of a later release"),
+        (f"{major + 1}.0rc1", "install that version"),
+        ("soon", "jaxlm must be a version such as"),
+        (7, "got 7; put it back from a copy"),
+    ):
+        file.write_text(json.dumps(saved | {"jaxlm": version}))
+        if refused is None:
+            assert RunDirectory(tmp_path / "run").config == run.config
+            continue
+        with pytest.raises(InputError) as caught:
+            RunDirectory(tmp_path / "run").open(CONFIG)
+        assert refused in one_line(caught)
+        assert json.loads(file.read_text())["jaxlm"] == version
 
 
 def test_run_fields_may_change_and_identity_may_not(tmp_path):
