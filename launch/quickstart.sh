@@ -65,6 +65,7 @@ printf '\nThe commands below run in %s after: . .venv/bin/activate; export JAX_P
 # Seconds of each step on the author's two cores.
 names=(corpus task baseline tokenizer-and-store dev-store pretrain sample zero-shot finetune scratch scratch-long report table)
 guesses=(25 1 3 6 1 255 3 6 60 50 70 4 3)
+[ -z "${QUICK:-}" ] || guesses=(25 1 3 6 1 35 8 8 25 15 15 4 3)
 . launch/steps.bash
 
 # --- text → tokenizer → language model ----------------------------------------------------------------------------------
@@ -101,3 +102,4 @@ run scratch-long python -m jaxlm.finetune configs/finetune/quickstart.py --run "
 run report python -m jaxlm.report "$out/pretrained" "$out/finetuned" "$out/scratch" "$out/scratch-long" \
   --output "$out/report.html"
 run table python launch/quickstart/table.py --directory "$out"
+[ -z "${QUICK:-}" ] || printf '\nQUICK=1 trained each model for a few steps: the values in the table have no meaning.\n'
