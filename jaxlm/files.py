@@ -58,6 +58,17 @@ def read_signed(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_own(path: Path, fix: str = "put it back from a copy") -> dict[str, Any]:
+    """Return the JSON object in a file of a run, see `read_signed`; an empty one without the file.
+
+    Raises InputError, which ends with `fix`, if the file is damaged.
+    """
+    try:
+        return read_signed(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}; {fix}") from error
+
+
 def signature(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of JSON values, independent of their order and white space."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

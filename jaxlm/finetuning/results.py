@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxlm.distributed.processes import first_process_decides
 from jaxlm.errors import InputError, RunError
-from jaxlm.files import read_regular, read_signed, write_file, write_json
+from jaxlm.files import read_own, read_regular, write_file, write_json
 from jaxlm.finetuning.trial import UNLABELLED, Programs, Progress, Trial, TrialContext, evaluate_split, trial_of
 from jaxlm.runs.checkpoints import Checkpoints, DamagedCheckpoint
 from jaxlm.runs.directory import RunDirectory
@@ -35,15 +35,7 @@ _OF_ROW = ("split", "index", "seed", "learning_rate")  # the fields of a predict
 def trial_result(run: RunDirectory, trial: Trial) -> dict[str, Any] | None:
     """Return the contents of a trial's `result.json`, on every process, or None before the trial is done."""
     file = run.path / trial.directory / "result.json"
-    return first_process_decides(lambda: _signed(file, "remove it, and it is written again"))
-
-
-def _signed(file: Path, fix: str) -> dict[str, Any] | None:
-    """Return the contents of a signed file, or None without one. InputError with this fix if it is damaged."""
-    try:
-        return read_signed(file) if file.exists() else None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}; {fix}") from error
+    return first_process_decides(lambda: read_own(file, "remove it, and it is written again")) or None
 
 
 def finish_trial(
@@ -276,7 +268,7 @@ def _with_inputs(predictions: bytes, task: Task, data: TaskData) -> bytes:
 
 def read_results(run: RunDirectory) -> dict[str, Any] | None:
     """Return the content of results.json, or None before the run is complete. InputError if it is damaged."""
-    return _signed(run.path / "results.json", "restore it from a copy, or remove it")
+    return read_own(run.path / "results.json", "restore it from a copy, or remove it") or None
 
 
 def clean_up(run: RunDirectory, summary: dict[str, Any]) -> None:

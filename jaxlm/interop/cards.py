@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxlm.errors import InputError
-from jaxlm.files import read_signed
+from jaxlm.files import read_own
 from jaxlm.interop.huggingface import Export
 from jaxlm.models import family_of
 from jaxlm.runs.metrics_log import read_metrics
@@ -67,7 +66,7 @@ def model_card(
     """
     model = config["model"]
     tag = next(tag for end, tag in _TAGS.items() if export.architecture.endswith(end))
-    results = _read_results(directory / "results.json")
+    results = read_own(directory / "results.json")
     lines = [*_front_matter(about, tag, name, results), ""]
     layers, heads = counted(model["num_layers"], "layer"), counted(model["num_heads"], "head")
     positions = f"{model['num_positions']} positions, " if "num_positions" in model else ""
@@ -172,15 +171,6 @@ def _index(results: dict[str, Any], tag: str) -> list[dict[str, Any]]:
 def _splits(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the splits with their metrics: dev and test, or those that a task names otherwise, such as dev_matched."""
     return [(name, value) for name, value in results.items() if isinstance(value, dict) and name != "best"]
-
-
-def _read_results(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        return read_signed(file)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 
 
 def _results(results: dict[str, Any]) -> list[str]:

@@ -28,7 +28,9 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from jaxlm.models import family_of
 from jaxlm.models.family import Family
+from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.optimizer import STACKED, WIDTHS, Optimizer, ParameterGroup, ParameterRule, Scaling, Schedule
 from jaxlm.training.optimizer_config import OptimizerConfig
 
@@ -216,6 +218,19 @@ def published_rate(config: OptimizerConfig, t: jax.Array, schedule: Schedule) ->
     if config.decay == "cosine":
         fall = jnp.where(warming, 1.0, schedule.above_floor(0.5 * (1.0 + jnp.cos(t * (jnp.pi * each)))))
     return schedule.peak_lr * rise * fall
+
+
+def tuned_groups(config: FinetuneConfig) -> tuple[ParameterGroup, ...]:
+    """Return the groups of the backbone that a fine-tuning asks for."""
+    return layer_groups(
+        family_of(config.model),
+        config.model,
+        decay=config.optimizer.layer_decay,
+        frozen_layers=config.freeze_layers,
+        freeze_embeddings=config.freeze_embeddings,
+        freeze_words=config.freeze_words,
+        gradual=config.unfreeze == "gradual",
+    )
 
 
 def layer_groups(

@@ -13,7 +13,7 @@ import jax
 
 from jaxlm.data.batch import ExampleBatch
 from jaxlm.errors import InputError
-from jaxlm.models import build, family_of, without_dropout
+from jaxlm.models import build, without_dropout
 from jaxlm.models.heads import make_head
 from jaxlm.models.heads.head import Head
 from jaxlm.nn.config import Execution
@@ -32,7 +32,7 @@ from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.learner import TaskLearner
 from jaxlm.training.optimizer import ParameterGroup
-from jaxlm.training.optimizer_variants import layer_groups
+from jaxlm.training.optimizer_variants import tuned_groups
 from jaxlm.training.text_model import make_text_learner
 
 
@@ -115,15 +115,7 @@ def _groups(config: FinetuneConfig, head: Head) -> tuple[ParameterGroup, ...]:
     fixed = (ParameterGroup(f"{STATISTICS}/.*", 0.0),) if head.has_statistics else ()
     if config.frozen:
         return (ParameterGroup("backbone/.*", 0.0), *fixed)
-    return fixed + layer_groups(
-        family_of(config.model),
-        config.model,
-        decay=config.optimizer.layer_decay,
-        frozen_layers=config.freeze_layers,
-        freeze_embeddings=config.freeze_embeddings,
-        freeze_words=config.freeze_words,
-        gradual=config.unfreeze == "gradual",
-    )
+    return fixed + tuned_groups(config)
 
 
 def with_frozen_backbone(objective: Objective) -> Objective:

@@ -18,7 +18,7 @@ from jaxlm.objectives.language_model import inputs_of, language_model, with_loss
 from jaxlm.tasks import FORMATS, Task
 from jaxlm.training.config import FinetuneConfig
 from jaxlm.training.learner import TaskLearner
-from jaxlm.training.optimizer_variants import layer_groups
+from jaxlm.training.optimizer_variants import tuned_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,7 @@ def make_text_learner(config: FinetuneConfig, task: Task, execution: Execution) 
         init_params=init_params,
         objective=with_loss_per_row(objective) if config.loss_per == "row" else objective,
         flops_per_token=model.flops_per_token,
-        groups=layer_groups(
-            family,
-            config.model,
-            decay=config.optimizer.layer_decay,
-            frozen_layers=config.freeze_layers,
-            freeze_embeddings=config.freeze_embeddings,
-            freeze_words=config.freeze_words,
-        ),
+        groups=tuned_groups(config),
         task=task,
         growing=(*(f"backbone/{name}" for name in family.vocabulary_leaves), "head/.*"),
     )

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxlm.config import to_json
-from jaxlm.errors import InputError
-from jaxlm.files import read_signed
+from jaxlm.files import read_own
 from jaxlm.inference.loaded_run import run_config
 from jaxlm.models import family_of
 from jaxlm.runs.checkpoints import Checkpoints
@@ -79,14 +78,6 @@ def is_split(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(item, dict) for item in value.values())
 
 
-def from_file(path: Path) -> Any:
-    """Return the content of a JSON file of a run. Raises InputError if it is damaged."""
-    try:
-        return read_signed(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}; put it back from a copy") from error
-
-
 @dataclass(frozen=True)
 class Summary:
     """A run to compare: its config with dotted names, its curves, and its results.json or an empty dictionary."""
@@ -123,8 +114,7 @@ def plot_runs(runs: Sequence[RunDirectory], path: Path) -> str:
 
 def summary_of(run: RunDirectory) -> Summary:
     """Read what is compared of a run. Raises InputError if it is not a run or is damaged."""
-    results = run.path / "results.json"
-    return Summary(run.name, full_config(run), curves_of(run), from_file(results) if results.exists() else {})
+    return Summary(run.name, full_config(run), curves_of(run), read_own(run.path / "results.json"))
 
 
 def full_config(run: RunDirectory) -> dict[str, Any]:
@@ -198,9 +188,8 @@ def _metrics_lines(lines: Sequence[dict[str, Any]], num_steps: int | None) -> It
 
 
 def _results_lines(path: Path) -> Iterator[str]:
-    if not path.exists():
+    if not (results := read_own(path)):
         return
-    results = from_file(path)
     yield f"  results: {counted(len(results['runs']), 'run')}, {results['metric']} first"
     splits = {name: metrics for name, metrics in results.items() if is_split(metrics)}
     width = max(map(len, splits), default=0) + 1

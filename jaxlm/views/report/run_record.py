@@ -18,13 +18,13 @@ import numpy as np
 
 from jaxlm.errors import InputError, one_line
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
-from jaxlm.files import open_regular, parse_json, read_object, read_regular
+from jaxlm.files import open_regular, parse_json, read_object, read_own, read_regular
 from jaxlm.inference.loaded_run import run_config, saved_task, split_run
 from jaxlm.runs.directory import RunDirectory
 from jaxlm.runs.metrics_log import read_metrics
 from jaxlm.tasks import Task
 from jaxlm.views.curves import Curve, Trial, curves_by_trial, main_metrics, mean_curve
-from jaxlm.views.run import Summary, from_file, full_config, kind_in_words
+from jaxlm.views.run import Summary, full_config, kind_in_words
 
 TRIAL = ("seed", "learning_rate")
 NOT_INPUTS = {"split", "index", *TRIAL, "prediction", "scores", "label"}
@@ -181,7 +181,7 @@ def read_record(run: RunDirectory, count: int) -> Record:
 
     lines = part("metrics.jsonl", lambda: list(read_metrics(run.path / "metrics.jsonl"))) or []
     task = part("task.json", lambda: saved_task(run))
-    results = part("results.json", lambda: _checked_results(from_file(run.path / "results.json"))) or {}
+    results = part("results.json", lambda: _checked_results(read_own(run.path / "results.json"))) or {}
     main = main_metrics(task)
     curves = part("metrics.jsonl", lambda: curves_by_trial(lines)) or {}
     of_main = {name: mean_curve(list(curves[name].values())) for name in main if name in curves}
