@@ -115,6 +115,7 @@ def test_a_killed_worker_is_named_at_once(stores, tmp_path):
     assert "Check failure stack trace" not in first.errors.read_text()
 
 
+@pytest.mark.campaign  # the loss of a coordinator and other numbers of processes have tests of their own
 def test_four_workers_lose_the_coordinator_and_two_go_on(stores, tmp_path):
     """Fails when the runtime's abort comes first, or when what four had saved is not what two go on with."""
     steps = ("--num-steps", 30, "--checkpoint-every", 5)
