@@ -18,6 +18,7 @@ from jaxlm.tasks.examples import Example, TaskData
 from jaxlm.tasks.input_formats import FORMATS
 from jaxlm.tasks.task import Task
 from jaxlm.text.characters import PADDING, character_ids
+from jaxlm.wording import counted
 
 if TYPE_CHECKING:
     from jaxlm.data.batch import ExampleBatch
@@ -129,7 +130,7 @@ class LabelledRows(Encoded):
     def described(self, batch: "ExampleBatch") -> str:
         _, sequences, length = batch.ids.shape
         used, positions = int(batch.lengths.sum()), batch.ids.size
-        return f"of {sequences} sequences, length {length}, {used:,} of {positions:,} positions are tokens"
+        return f"of {counted(sequences, 'sequence')}, length {length}, {used:,} of {positions:,} positions are tokens"
 
     def batch(self, rows: np.ndarray, size: Size, batch_size: int) -> "ExampleBatch":
         from jaxlm.data.batch import ExampleBatch  # it needs JAX, without which a command line is parsed

@@ -199,8 +199,8 @@ def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tu
     dev = tuple(example for row, example in enumerate(train.examples) if row in chosen)
     rest = tuple(example for row, example in enumerate(train.examples) if row not in chosen)
     sentence = (
-        f"dev: {len(dev)} of the {len(train.examples)} train rows ({len(dev) / len(train.examples):.0%}) are held out "
-        f"by seed {seed}, rows with the same {train.examples[0].same} together"
+        f"dev: {len(dev):,} of the {len(train.examples):,} train rows ({len(dev) / len(train.examples):.0%}) are held "
+        f"out by seed {seed}, rows with the same {train.examples[0].same} together"
     )
     held = Split(dev, len(dev), (), _empty_fields(dev))
     return dataclasses.replace(train, examples=rest, empty_fields=_empty_fields(rest)), held, sentence

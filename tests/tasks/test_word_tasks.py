@@ -121,7 +121,7 @@ def test_real_chunks(data_directory):
     task, data = read_task("chunk", str(directory))
     train, dev, test = (numbers(data.splits[part]) for part in ("train", "dev", "test"))
     assert tuple(np.add(train, dev)) == (8936, 211_727, 106_978) and test == (2012, 47_377, 23_852)
-    assert dev[0] == 1500 and "1500 of the 8936 train rows (17%) are held out by seed 0" in str(data.held_out)
+    assert dev[0] == 1500 and "1,500 of the 8,936 train rows (17%) are held out by seed 0" in str(data.held_out)
     assert data.splits["dev"] == read_task("chunk", str(directory))[1].splits["dev"]
     words = {part: {example.tokens for example in data.splits[part].examples} for part in ("train", "dev")}
     assert not words["train"] & words["dev"]
