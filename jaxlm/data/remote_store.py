@@ -2,7 +2,8 @@
 
 A block is BLOCK bytes of an array. It is looked for in memory, then in a cache directory, then at the URL, and its
 chunk checksums are compared wherever it comes from: a block of the cache that was altered or cut is fetched again, and
-one that is damaged at the URL too raises DamagedStore. The names in the cache hold the URL and the version of the
+one that is damaged at the URL too raises DamagedStore. The copy of a small file has its checksum beside it, and is
+fetched again too if it was altered. The names in the cache hold the URL and the version of the
 store's description, so that another store at the same URL has blocks of its own. Several processes may share a cache
 directory, and any of its files may be removed at any time.
 """
@@ -24,7 +25,7 @@ import numpy as np
 
 from jaxlm.data.arrays import CHECKSUMS, CHUNK, REMEDY, DamagedStore, check_values
 from jaxlm.errors import InputError
-from jaxlm.files import write_file
+from jaxlm.files import read_regular, write_file
 from jaxlm.host import user_cache
 from jaxlm.storage import Entry, matching, read, read_range
 
@@ -100,12 +101,20 @@ class RemoteStore:
                 self._held.popitem(last=False)
 
     def _copy(self, found: Entry) -> None:
-        """Copy a small file, unless a copy of this version is there already: names hold the store's version."""
-        name = found.place.removeprefix(f"{self.url}/")
-        copy = self.folder / name
-        if not copy.is_file() or copy.stat().st_size != found.size:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            write_file(copy, read(found.place))
+        """Copy a small file, unless a whole copy of this version is there already: names hold the store's version."""
+        copy = self.folder / found.place.removeprefix(f"{self.url}/")
+        checksum = copy.with_name(f".{copy.name}.sha256")
+        with contextlib.suppress(OSError):
+            if _checksum(read_regular(copy, found.size)) == read_regular(checksum):
+                return
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        content = read(found.place)
+        write_file(copy, content)
+        write_file(checksum, _checksum(content))
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 class RemoteArray:
@@ -215,7 +224,7 @@ class _BlockFiles:
     def get(self, name: str) -> bytes | None:
         """Return the content of a file, or None if there is none that can be read."""
         try:
-            return (self._folder / name).read_bytes()
+            return read_regular(self._folder / name, BLOCK)
         except OSError:
             return None
 
