@@ -16,6 +16,7 @@ from parity import cove_case as case
 from parity import mt_lstm_case
 from parity.check import WHY, assert_frozen, frozen
 from safetensors.numpy import load_file, save_file
+from toy_published import write_cove as write
 from toy_runs import assert_one_line, run_here
 
 import jaxlm
@@ -26,15 +27,6 @@ from jaxlm.models.bilstm import BiLSTMConfig
 from jaxlm.models.mt_lstm import MTLSTMConfig
 
 pytestmark = pytest.mark.usefixtures("two_devices")
-
-
-def write(directory: Path) -> Path:
-    """Write the tensors and the word vectors; return the file of the tensors."""
-    directory.mkdir(parents=True)
-    save_file(case.make_tensors(), directory / "encoder.safetensors")
-    lines = [f"{word} {' '.join(numbers)}\n" for word, numbers in case.make_vectors().items()]
-    (directory / "encoder.txt").write_text("".join(lines))
-    return directory / "encoder.safetensors"
 
 
 @pytest.fixture(scope="module")

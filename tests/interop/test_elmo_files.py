@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from parity import elmo_case as case
 from toy_devices import first_devices
+from toy_published import write_elmo as write
 from toy_runs import assert_one_line, run_here
 
 from jaxlm.errors import InputError
@@ -26,17 +27,6 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 
 SIZES = case.Sizes()
 CELL = "RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell"
-
-
-def write(directory: Path, sizes: case.Sizes = SIZES, prefix: str = "") -> dict[str, np.ndarray]:
-    """Write a model as bilm-tf does; return its tensors."""
-    directory.mkdir(parents=True)
-    tensors = case.make_tensors(sizes, 1)
-    (directory / f"{prefix}options.json").write_text(json.dumps(case.options(sizes)))
-    with h5py.File(directory / f"{prefix}weights.hdf5", "w") as file:
-        for name, values in tensors.items():
-            file[name] = values
-    return tensors
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:

@@ -10,61 +10,18 @@ import numpy as np
 import pytest
 from parity import t5_case as case
 from parity.check import frozen
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from toy_published import write_t5 as write
 
 from jaxlm.errors import InputError
 from jaxlm.inference.token_outputs import IdRows, activations, read_ids
 from jaxlm.interop.huggingface import planned_export, read, write_export
-
-PUBLISHED = {
-    "architectures": ["T5ForConditionalGeneration"],
-    "model_type": "t5",
-    "is_encoder_decoder": True,
-    "dropout_rate": 0.1,
-    "initializer_factor": 1.0,
-    "layer_norm_epsilon": 1e-06,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-    "tie_word_embeddings": True,
-}
-
 
 NAMES = list(case.CASES)
 
 
 def expected(name: str, group: str) -> dict[str, np.ndarray]:
     return frozen("t5")[f"{name}:{group}"]
-
-
-def config_of(sizes: case.Sizes) -> dict:
-    """Return the values of config.json that transformers writes for a case."""
-    return PUBLISHED | {
-        "vocab_size": sizes.vocab_size,
-        "d_model": sizes.width,
-        "d_kv": sizes.head_width,
-        "d_ff": sizes.feed_forward_width,
-        "num_layers": sizes.num_encoder_layers,
-        "num_decoder_layers": sizes.num_layers,
-        "num_heads": sizes.num_heads,
-        "relative_attention_num_buckets": sizes.num_buckets,
-        "relative_attention_max_distance": sizes.max_distance,
-        "feed_forward_proj": "gated-gelu" if sizes.feed_forward == "geglu" else "relu",
-        "scale_decoder_outputs": sizes.scaled_output,
-    }
-
-
-def write(directory, name: str, *, drop=(), tensors=None, **changes):
-    sizes = case.CASES[name]
-    values = {key: value for key, value in (config_of(sizes) | changes).items() if key not in drop}
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(values))
-    flat = case.to_flat(case.make_tree(sizes, case.SEEDS[name]))
-    save_file(
-        {key: np.ascontiguousarray(value) for key, value in (flat | (tensors or {})).items()},
-        directory / "model.safetensors",
-    )
-    return directory
 
 
 def rows_of(name: str) -> IdRows:
