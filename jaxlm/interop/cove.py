@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.files import atomic_file, open_regular, rename_synced
+from jaxlm.interop.exchange import checked_model
 from jaxlm.interop.files import Planned, TensorFiles, files_fingerprint, not_a_pickle, write_tensors
 from jaxlm.interop.published import Layout, Published, Rule, backbone_shapes, linear, planned_tensors, read_leaves
 from jaxlm.models import family_of
@@ -198,5 +199,4 @@ def _model_of(tensors: TensorFiles, file: Path) -> BiLSTMConfig:
         embedding_dropout_rate=0.0,
         dropout_rate=0.0,
     )
-    model.check()
-    return model
+    return checked_model(model, str(file))

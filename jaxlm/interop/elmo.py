@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.files import open_regular, write_file, write_json
-from jaxlm.interop.exchange import Reader
+from jaxlm.interop.exchange import Reader, checked_model
 from jaxlm.interop.files import Info, Planned, files_fingerprint, read_object, write_directory
 from jaxlm.interop.published import Layout, Published, Rule, backbone_shapes, planned_tensors, read_leaves
 from jaxlm.models import family_of
@@ -121,11 +121,7 @@ def model_from_options(values: Mapping[str, Any], name: str) -> ELMoConfig:
         residual=_flag(lstm.values, "use_skip_connections", name),
         **optional,
     )
-    try:
-        model.check()
-    except InputError as error:
-        raise InputError(f"{name} must describe a model: {error}, or download the file again") from error
-    return model
+    return checked_model(model, name)
 
 
 def options_from_model(model: ELMoConfig, original: Mapping[str, Any]) -> dict[str, Any]:

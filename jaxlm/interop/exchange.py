@@ -126,8 +126,15 @@ def model_from_config(values: Mapping[str, Any], name: str, tensors: Collection[
             found[ours] = get.choice(key, exchange.choices[ours])
         else:
             found[ours] = get(key, type(getattr(exchange.config, ours)))
-    model = exchange.config(**exchange.derived(found) | found | exchange.output(values, tensors))
-    model.check()
+    return checked_model(exchange.config(**exchange.derived(found) | found | exchange.output(values, tensors)), name)
+
+
+def checked_model(model: Any, name: str) -> Any:
+    """Return a model that a file describes. InputError, with the file's name, for one that cannot be built."""
+    try:
+        model.check()
+    except InputError as error:
+        raise InputError(f"{name} must describe a model: {error}, or download the file again") from error
     return model
 
 

@@ -18,7 +18,7 @@ from jaxlm.errors import InputError
 from jaxlm.files import open_regular
 from jaxlm.hub import NAME, model_directory
 from jaxlm.interop import cove, elmo, huggingface
-from jaxlm.interop.exchange import EXCHANGES, model_from_config, parts_of
+from jaxlm.interop.exchange import EXCHANGES, checked_model, model_from_config, parts_of
 from jaxlm.interop.files import Bundle, Info, files_fingerprint, read_json, read_object
 from jaxlm.interop.published import Published, backbone_shapes, check_sizes, part_shapes, read_leaves
 from jaxlm.models.gpt import GPTConfig
@@ -211,7 +211,7 @@ def _gpt1(directory: Path, spec: str) -> Published:
         num_heads=width // HEAD_WIDTH,
         feed_forward_width=vector.shapes[8][-1],
     )
-    model.check()
+    checked_model(model, f"{directory}/params_shapes.json")
     names = {name: name for name in vector.infos}
     rules = EXCHANGES["openai-gpt"].rules((), model)
     leaves = read_leaves(rules, backbone_shapes(model), vector, names, model)
@@ -239,7 +239,7 @@ def _gpt2(directory: Path, spec: str) -> Published:
         feed_forward_width=4 * width,
         norm="pre",
     )
-    model.check()
+    checked_model(model, f"{directory}/hparams.json")
     bundle = Bundle(directory / "model.ckpt")
     names = {_gpt2_name(name): name for name in bundle.infos}
     rules = EXCHANGES["gpt2"].rules((), model)

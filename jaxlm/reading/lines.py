@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def open_input(path: Path | str, *, decompress: bool = False) -> Iterator[IO[byt
     try:
         with open_place(str(path)) as file:
             yield _decompressed(file, str(path)) if decompress else file
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError, _BadZstd) as error:
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, _BadZstd) as error:
         raise InputError(f"{path}: the compressed file is damaged or truncated ({error}); replace it") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}; give a readable file") from error

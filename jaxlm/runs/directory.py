@@ -221,15 +221,21 @@ class RunDirectory:
         return starts
 
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Save a copy of the tokenizer atomically, unless there is one; a damaged copy is replaced."""
+        """Save a copy of the tokenizer atomically, unless there is one; a damaged copy is replaced.
+
+        InputError if the copy has other sentinels.
+        """
 
         def save() -> None:
             if self.tokenizer.exists() and self._mirror is None:  # at a URL, an upload may be incomplete
                 try:
-                    if load_tokenizer(self.tokenizer).fingerprint == tokenizer.fingerprint:
-                        return
+                    kept = load_tokenizer(self.tokenizer)
                 except InputError:
                     log.warning("%s is damaged and is written again", self.tokenizer)
+                else:
+                    if kept.fingerprint == tokenizer.fingerprint:
+                        self._check_sentinels(kept, tokenizer)
+                        return
             fresh = self.path / "tokenizer.tmp"
             shutil.rmtree(fresh, ignore_errors=True)
             tokenizer.save(fresh)
@@ -238,6 +244,14 @@ class RunDirectory:
             rename_synced(fresh, self.tokenizer)
 
         first_process_decides(save)
+
+    def _check_sentinels(self, kept: Tokenizer, tokenizer: Tokenizer) -> None:
+        """Raise InputError for other sentinels than those of the copy; the fingerprint does not cover them."""
+        if kept.sentinels != tokenizer.sentinels:
+            raise InputError(
+                f"the tokenizer must have the {len(kept.sentinels)} sentinels of {self.tokenizer}, got "
+                f"{len(tokenizer.sentinels)}; restore the files that it was read from, or choose another --run"
+            )
 
     def upload(self) -> None:
         """Upload the files that process 0 has changed to the URL of the run, if it has one. Raises RunError."""

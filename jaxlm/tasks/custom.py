@@ -115,8 +115,8 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     """
     if custom.kind in _LIKE:
         return _read_tokens(custom, task_dir)
-    if custom.train and (Path(task_dir or ".") / custom.train).is_dir():
-        custom = _of_folder(custom)
+    if custom.train and (folder := Path(task_dir or ".") / custom.train).is_dir():
+        custom = _of_folder(custom, folder)
     task = _unlabelled_task(custom)
     files = {name: getattr(custom, name) for name in ("train", "dev", "test") if getattr(custom, name)}
     paths = {name: Path(task_dir or ".") / file for name, file in files.items()}
@@ -142,13 +142,13 @@ def read_custom(custom: CustomConfig, task_dir: str | None = None) -> tuple[Task
     return task, {name: collect(rows[name], reader, task) for name, reader in readers.items()}
 
 
-def _of_folder(custom: CustomConfig) -> CustomConfig:
+def _of_folder(custom: CustomConfig, folder: Path) -> CustomConfig:
     """Return the settings of a folder per class, whose texts and classes get the columns `text` and `label`."""
     if custom.kind != CustomConfig.kind or custom.text_pair or custom.choices:
         field = "kind" if custom.kind != CustomConfig.kind else "text_pair" if custom.text_pair else "choices"
         raise InputError(
-            f"custom.{field} must be left out for a folder per class, which is a classification of single texts, got "
-            f"{getattr(custom, field)}; give --custom.train FILE for another task"
+            f"custom.{field} must be left out for {folder}, a folder per class, which is a classification of single "
+            f"texts, got {getattr(custom, field)}; give --custom.train FILE for another task"
         )
     return dataclasses.replace(custom, text=custom.text or "text", label=custom.label or "label")
 

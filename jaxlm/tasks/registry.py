@@ -103,7 +103,8 @@ def read_task(
         task = dataclasses.replace(task, options=options)
     splits, held_out = task.checked(splits, strict=strict), None
     if task.selects not in splits:
-        train, dev, held_out = hold_out(splits["train"], seed, fraction)
+        place = Path(task_dir or ".") / custom.train if name == "custom" and custom is not None else task_dir
+        train, dev, held_out = hold_out(splits["train"], seed, fraction, f"the train split of {place}")
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
     task = task.with_labels(splits)
     left_out: tuple[Any, ...] = ()
@@ -176,18 +177,20 @@ def _checked_rows(rows: Iterable[Mapping[str, Any]], unit: str) -> Iterator[tupl
         yield number, dict(row)
 
 
-def hold_out(train: Split, seed: int, fraction: float = HELD_OUT_FRACTION) -> tuple[Split, Split, str]:
+def hold_out(
+    train: Split, seed: int, fraction: float = HELD_OUT_FRACTION, name: str = "train"
+) -> tuple[Split, Split, str]:
     """Return (train, dev, a sentence about it): a fraction of train held out by a seed, both in file order.
 
     Rows with the same texts and choices (questions on the same text, sentences of the same document) stay together, so
     that no dev row is also in train. Whole groups of them are taken in a random order, and groups that would exceed the
-    fraction are skipped (if all would, the smallest is taken).
+    fraction are skipped (if all would, the smallest is taken). name: of the training rows in messages.
     """
     groups: dict[Any, list[int]] = {}
     for row, example in enumerate(train.examples):
         groups.setdefault(example.key, []).append(row)
     if len(groups) < 2:
-        raise InputError("dev must be given, as train has too few distinct rows to hold some out; name a dev file")
+        raise InputError(f"dev must be given, as {name} has too few distinct rows to hold some out; name a dev file")
     target = max(1, round(len(train.examples) * fraction))
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed % 2**64))).permutation(len(groups))
     rows_of, chosen = list(groups.values()), set[int]()
