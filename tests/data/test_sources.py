@@ -93,8 +93,11 @@ def test_compressed_files_are_read_as_they_are(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_a_damaged_compressed_file_is_named(tmp_path, suffix):
+    """Fails when a cut file is read, or an error of a library, such as zlib's, ends in a traceback."""
     content = COMPRESS[suffix](bytes(random.Random(0).choices(b"abcdefgh \n", k=50_000)))
-    for name, damaged in [("cut", content[: len(content) // 2]), ("other", b"no such format at all" * 9)]:
+    zeroed = content[:30] + bytes(40) + content[70:]
+    cut = content[: len(content) // 2]
+    for name, damaged in [("cut", cut), ("other", b"no such format at all" * 9), ("zeroed", zeroed)]:
         path = tmp_path / f"{name}{suffix}"
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=rf"{name}\{suffix}: .*damaged or truncated"):

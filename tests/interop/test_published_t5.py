@@ -86,6 +86,7 @@ def test_old_files_are_read(tmp_path):
         ({"num_decoder_layers": 4}, "number of layers must be that of the tensors, 2, got 4"),
         ({"num_layers": 5}, r"number of layers \(num_encoder_layers\) must be that of the tensors, 3, got 5"),
         ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj must be one of relu, gated-gelu"),
+        ({"d_ff": 0}, r"config\.json must describe a model: model\.feed_forward_width must be at least 1, got 0"),
         ({"d_kv": None}, "d_kv must be a number, got nothing"),
     ],
 )

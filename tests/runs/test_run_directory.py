@@ -90,6 +90,21 @@ def test_run_fields_may_change_and_identity_may_not(tmp_path):
     assert RunDirectory(tmp_path).config["seed"] == 0  # the refused config changed nothing
 
 
+def test_other_sentinels_than_those_of_the_run_are_refused(tmp_path):
+    """The fingerprint of a tokenizer leaves sentinels out. Fails when a resumed run goes on with others."""
+    tokenizer = train_sentencepiece(["the cat sat on the mat"] * 9, 270)
+    with RunDirectory(tmp_path) as run:
+        run.open(CONFIG)
+        run.save_tokenizer(tokenizer.with_sentinels(10))
+        run.save_tokenizer(tokenizer.with_sentinels(10))
+        with pytest.raises(
+            InputError, match=rf"must have the 10 sentinels of {tmp_path}/tokenizer, got 100;"
+        ) as caught:
+            run.save_tokenizer(tokenizer.with_sentinels(100))
+        one_line(caught)
+        assert len(load_tokenizer(run.tokenizer).sentinels) == 10
+
+
 def test_a_run_of_an_earlier_version_goes_on_without_the_fields_it_lacks(tmp_path):
     """Fails when a field that config.json has had since reads as another config, or is added to an old run."""
     old = json.loads(json.dumps({"kind": "finetuning"} | CONFIG))

@@ -110,7 +110,7 @@ def test_bad_folders_end_in_one_line(tmp_path):
         ({"train": tmp_path / "empty"}, "empty has no text files"),
         ({"train": tmp_path / "nested"}, "nested/a/b: the folder of a class must hold text files"),
         ({"train": binary}, "0_0.txt line 1: byte 0xe9 at offset 3 is not UTF-8"),
-        ({"train": train, "kind": "regression"}, "custom.kind must be left out for a folder per class"),
+        ({"train": train, "kind": "regression"}, "custom.kind must be left out for .*/train, a folder per class"),
         ({"train": train, "text_pair": "b"}, "custom.text_pair must be left out"),
         ({"train": train, "kind": "tagging"}, "must be in a file, got a directory"),
         ({"train": train, "kind": "span"}, "must be JSON lines or a Parquet file, got a folder"),
