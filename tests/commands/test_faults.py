@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from fault_campaign import COMMAND_EVERY, SOUND, Specimens, journal, judgement, write
+from fault_formats import format_subjects
 from faults import WEIGHTS, Fault, copied, damage
 
 from jaxlm.errors import InputError
@@ -26,6 +27,7 @@ from jaxlm.inference.loaded_run import load_run
 from jaxlm.training.start import open_source
 
 QUICK = 60
+EACH = 5  # faults of a later format
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,14 @@ def test_faults_are_found_or_do_no_harm(specimens, first):
     """Fails on 2968321: devices and pipes never end, nested JSON is a traceback, damaged stores are read."""
     for seed in range(first, first + 12):
         line = specimens.judged(seed)
+        assert line["outcome"] in SOUND, line
+
+
+@pytest.mark.parametrize("name", [subject.name for subject in format_subjects()])
+def test_faults_of_each_later_format(specimens, name):
+    """Fails when a damaged archive or cache, or a file of a later format, ends in one of the ways above."""
+    for seed in range(EACH):
+        line = specimens.judged(seed, name)
         assert line["outcome"] in SOUND, line
 
 
