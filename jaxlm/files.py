@@ -52,7 +52,14 @@ def read_signed(path: Path) -> dict[str, Any]:
 
     ValueError or OSError for anything else, including an altered file.
     """
-    values = read_object(path)
+    return parse_signed(read_regular(path))
+
+
+def parse_signed(text: str | bytes) -> dict[str, Any]:
+    """Return the object of a JSON text that `signed` made, or of one without a signature. ValueError for others."""
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
     if (sha256 := values.pop(SIGNATURE, None)) is not None and sha256 != signature(values):
         raise ValueError(f"it was altered: its {SIGNATURE} does not match (after an intended change remove that field)")
     return values
@@ -67,6 +74,11 @@ def read_own(path: Path, fix: str = "put it back from a copy") -> dict[str, Any]
         return read_signed(path) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}; {fix}") from error
+
+
+def signed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the field SIGNATURE, so that `parse_signed` detects changes."""
+    return {**values, SIGNATURE: signature(json.loads(json.dumps(values)))}
 
 
 def signature(values: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar, cast
 
 from jaxlm.errors import InputError, RunError
-from jaxlm.files import atomic_file, open_regular, write_file
+from jaxlm.files import atomic_file, open_regular, read_regular, write_file
 from jaxlm.wording import shortened
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def read(place: str, size: int | None = None) -> bytes:
     size: in bytes, of an object whose size is known, which saves asking for it.
     """
     if not is_url(place):
-        return Path(place).read_bytes()
+        return read_regular(Path(place))
     if size is not None:
         return b"" if size == 0 else read_range(place, 0, size)
     system = filesystem(place)

@@ -17,7 +17,7 @@ from jaxlm.data.object_lock import ObjectLock, holder_of
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import ARRAYS, DESCRIPTION, TOKENIZER, Store, open_store, partial_path
 from jaxlm.errors import InputError
-from jaxlm.files import parse_json
+from jaxlm.files import parse_signed, signed
 from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
@@ -117,12 +117,14 @@ def _check_tokenizer(store: Store, spec: str, case: Case) -> None:
 def begin_or_continue(partial: str, plan: dict[str, Any]) -> bool:
     """Return True if the same plan was begun before; raise InputError if another plan was."""
     file = f"{partial}/plan.json"
-    try:
-        begun = parse_json(storage.read(file))
-    except (FileNotFoundError, ValueError):
-        storage.write(file, json.dumps(plan).encode())
-        return False
     remedy = f"name another --output, or delete {partial} to start over"
+    try:
+        begun = parse_signed(storage.read(file))
+    except FileNotFoundError:
+        storage.write(file, json.dumps(signed(plan)).encode())
+        return False
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is damaged ({error}); {remedy}") from error
     for field, value in (EARLIER | plan["arguments"]).items():
         old = begun["arguments"].get(field, EARLIER.get(field))
         if old == value or (field == "errors" and value == "replace"):
@@ -136,7 +138,7 @@ def begin_or_continue(partial: str, plan: dict[str, Any]) -> bool:
         raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}; {remedy}")
     if begun["units"] != plan["units"]:
         raise InputError(f"the sources have changed since {partial} was begun; {remedy}")
-    storage.write(file, json.dumps(plan).encode())
+    storage.write(file, json.dumps(signed(plan)).encode())
     return True
 
 

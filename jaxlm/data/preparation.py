@@ -363,7 +363,7 @@ def _appended(work: _Work, job: Job, tokenizer: Tokenizer) -> None:
     remove_left(Path(job.shards), ".*", 0.0)
     writer = StoreWriter(Path(work.partial), tokenizer, sentences=job.sentences != "none")
     numbered = list(enumerate(work.units))
-    join = functools.partial(_join, job, work.units, writer, work.config.weights)
+    join = functools.partial(join_shards, job, work.units, writer, work.config.weights)
     work.encode(job, tokenizer, numbered, numbered[writer.parts :], join)
     work.check_complete(writer.state)
     writer.finish(Path(work.config.output), arguments=work.arguments, inputs=work.inputs)
@@ -395,7 +395,7 @@ def _sources(config: PrepareConfig) -> tuple[Source, ...]:
     return sources
 
 
-def _join(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:
+def join_shards(job: Job, units: list[Unit], writer: StoreWriter, weights: Sequence[float]) -> None:
     """Append the next consecutive finished shards to the store."""
     while writer.parts < len(units) and (shard := find_shard(job, writer.parts)) is not None:
         number = units[shard.number].source

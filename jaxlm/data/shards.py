@@ -3,8 +3,8 @@
 Files: `N.tokens` (ids), `N.lengths` (int64, ids per document), `N.sentences` (int64, ids per sentence, if kept), of
 the words without an id, if their spelling is kept, `N.places` (int64, positions among the ids), `N.words` (int32,
 number of each one's word), `N.spellings` (UTF-8 of these words) and `N.sizes` (int64, bytes of each); and, written
-last, `N.json` with the counts. A shard with a JSON file is complete. Worker processes write shards, as files of a
-directory or as objects below a URL; the parent process joins them into a store.
+last, `N.json` with the counts and the checksums of the other files. A shard with a JSON file is complete. Worker
+processes write shards, as files of a directory or as objects below a URL; the parent process joins them into a store.
 """
 
 import json
@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from jaxlm.data.sources import Fragments, Source, Unit, read_unit
 from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
-from jaxlm.files import parse_json
+from jaxlm.files import parse_signed, signed
 from jaxlm.reading.lines import Errors
 from jaxlm.text import Tokenizer
 
@@ -52,7 +53,8 @@ class Shard:
     """Counts of a shard. bytes, words, characters: of its text. sentences: None if they are not kept.
 
     characters: None in a shard of an earlier version. unknown, spellings, spelling_bytes: the words without an id, how
-    many different ones they are, and the bytes of these; None if their spelling is not kept.
+    many different ones they are, and the bytes of these; None if their spelling is not kept. checksums: the CRC-32 of
+    each file, by the name of its array; None in a shard of an earlier version.
     """
 
     number: int
@@ -65,6 +67,7 @@ class Shard:
     unknown: int | None = None
     spellings: int | None = None
     spelling_bytes: int | None = None
+    checksums: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,35 +146,41 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     if (shard := find_shard(job, number)) is not None:
         return shard
     dtype, counts, numbers = token_dtype(tokenizer.size), Counter[str](), dict[str, int]()
+    checksums = dict.fromkeys(job.files, 0)
     with storage.new_files([job.place(number, name) for name in job.files]) as opened:
         files = dict(zip(job.files, opened, strict=True))
+
+        def write(name: str, content: bytes | memoryview) -> None:
+            files[name].write(content)
+            checksums[name] = zlib.crc32(content, checksums[name])
+
         for part in encode_documents(job.blocks(unit, tokenizer), tokenizer):
-            files["tokens"].write(part.ids.astype(dtype, copy=False).data)
-            files["lengths"].write(part.lengths.data)
+            write("tokens", part.ids.astype(dtype, copy=False).data)
+            write("lengths", part.lengths.data)
             if "sentences" in files:
-                files["sentences"].write(part.sentences.data)
+                write("sentences", part.sentences.data)
             if job.spellings:
-                files["places"].write((counts["tokens"] + part.places).data)
-                files["words"].write(numbered(part.unknown, numbers).data)
+                write("places", (counts["tokens"] + part.places).data)
+                write("words", numbered(part.unknown, numbers).data)
             counts.update(tokens=len(part.ids), documents=len(part.lengths), sentences=len(part.sentences))
             counts.update(bytes=part.bytes, words=part.words, characters=part.characters, unknown=len(part.unknown))
         if job.spellings:
             sizes = sizes_in_bytes(numbers)
-            files["spellings"].write("".join(numbers).encode())
-            files["sizes"].write(sizes.data)
+            write("spellings", "".join(numbers).encode())
+            write("sizes", sizes.data)
             counts.update(spellings=len(sizes), spelling_bytes=int(sizes.sum()))
     names = ["tokens", "documents", "bytes", "words", "characters"] + ["sentences"] * ("sentences" in job.files)
     names += ["unknown", "spellings", "spelling_bytes"] * job.spellings
-    shard = Shard(number, **{name: counts[name] for name in names})
-    storage.write(job.place(number, "json"), json.dumps(vars(shard)).encode())
+    shard = Shard(number, **{name: counts[name] for name in names}, checksums=checksums)
+    storage.write(job.place(number, "json"), json.dumps(signed(vars(shard))).encode())
     return shard
 
 
 def find_shard(job: Job, number: int) -> Shard | None:
-    """Return the shard with this number if it is complete, else None."""
+    """Return the shard with this number if it is complete and its counts are as they were written, else None."""
     try:
-        shard = Shard(**parse_json(storage.read(job.place(number, "json"))))
-    except (FileNotFoundError, ValueError, TypeError):
+        shard = Shard(**parse_signed(storage.read(job.place(number, "json"))))
+    except (OSError, ValueError, TypeError):
         return None
     return None if job.spellings and shard.unknown is None else shard  # an earlier version kept no spelling
 
@@ -185,7 +194,7 @@ def find_shards(job: Job, numbers: Iterable[int]) -> dict[int, Shard]:
 
 
 def array_of(job: Job, shard: Shard, name: str, dtype: np.dtype) -> np.ndarray:
-    """Return an array of a shard: a file is memory-mapped, an object is read. RunError for another size.
+    """Return an array of a shard: a file is memory-mapped, an object is read. RunError for another size or content.
 
     dtype: of the ids.
     """
@@ -196,15 +205,22 @@ def array_of(job: Job, shard: Shard, name: str, dtype: np.dtype) -> np.ndarray:
     kinds |= {"spellings": (np.dtype("u1"), shard.spelling_bytes or 0)}
     (kind, count), place = kinds[name], job.place(shard.number, name)
     if storage.is_url(place):
-        return np.frombuffer(storage.read(place, count * kind.itemsize), kind)
-    size = os.path.getsize(place) if os.path.exists(place) else -1
-    if size != count * kind.itemsize:
-        raise _damaged(job, f"{place} must have {count * kind.itemsize} bytes, got {size}")
-    return np.memmap(place, kind, "r") if count else np.zeros(0, kind)
+        found = np.frombuffer(storage.read(place, count * kind.itemsize), kind)
+    else:
+        size = os.path.getsize(place) if os.path.isfile(place) else -1
+        if size != count * kind.itemsize:
+            raise _damaged(job, f"{place} must have {count * kind.itemsize} bytes, got {size}")
+        try:
+            found = np.memmap(place, kind, "r") if count else np.zeros(0, kind)
+        except OSError as error:
+            raise _damaged(job, f"{place} cannot be read: {error.strerror}") from error
+    if shard.checksums is not None and zlib.crc32(found.data) != shard.checksums[name]:
+        raise _damaged(job, f"{place} is damaged (wrong checksum)")
+    return found
 
 
 def read_shard(job: Job, shard: Shard, dtype: np.dtype) -> ShardArrays:
-    """Return the arrays of a shard. RunError for a file of another size."""
+    """Return the arrays of a shard. RunError for a file of another size or content."""
     arrays = {name: array_of(job, shard, name, dtype) for name in job.files if name not in ("spellings", "sizes")}
     unknown = Unknown(arrays["places"], arrays["words"], spellings_of(job, shard)) if job.spellings else None
     return ShardArrays(arrays["tokens"], arrays["lengths"], arrays.get("sentences"), unknown)

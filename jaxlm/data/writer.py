@@ -1,10 +1,10 @@
 """Incremental writer of token stores: interruptible at any time, visible only when complete."""
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -28,7 +28,7 @@ from jaxlm.data.sources import list_units, parse_source, read_unit
 from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split, unknown_of
 from jaxlm.data.store import DESCRIPTION, TOKENIZER, Store, open_store, token_dtype
 from jaxlm.errors import InputError
-from jaxlm.files import read_object, rename_synced, write_file
+from jaxlm.files import read_regular, read_signed, rename_synced, write_file, write_json
 from jaxlm.text import Tokenizer
 
 # Items copied at a time from a memory-mapped shard.
@@ -54,8 +54,10 @@ class StoreWriter:
         self.state: dict[str, Any] = fresh_counts()
         if self._state_file.exists():
             try:
-                self.state = read_object(self._state_file)
-                self._counts[:] = np.fromfile(self._counts_file(), "<i8")
+                self.state = read_signed(self._state_file)
+                counts = read_regular(self._counts_file())
+                _check(self._counts_file(), zlib.crc32(counts), self.state.get("checksums", {}).get("counts"))
+                self._counts[:] = np.frombuffer(counts, "<i8")
             except (OSError, ValueError, KeyError) as error:
                 raise InputError(
                     f"{self._state_file} or a file it names cannot be read ({error}); delete {directory} and "
@@ -69,8 +71,9 @@ class StoreWriter:
                     f"{directory} was begun by another version of jaxlm, without spellings; delete it and prepare again"
                 )
             self.state.setdefault("unknown", {"tokens": 0, "words": 0, "bytes": 0})
+        checksums = self.state.pop("checksums", {})
         self._files = {
-            name: _open_at(self._store / f"{name}.bin", items * dtype.itemsize)
+            name: _open_at(self._store / f"{name}.bin", items * dtype.itemsize, checksums.get(name))
             for name, dtype, items in growing_arrays(self.state, self.dtype)
         }
         self._numbers: dict[str, int] = self._read_numbers() if "unknown" in self.state else {}
@@ -123,12 +126,13 @@ class StoreWriter:
         """Commit all appends since the last commit as one more part."""
         self.state["parts"] += 1
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+            file.sync()
         # The counts of each part have their own file name, so that renaming the state file switches both.
         previous = self._counts_file(self.state["parts"] - 1)
-        write_file(self._counts_file(), self._counts.astype("<i8").tobytes())
-        write_file(self._state_file, json.dumps(self.state).encode())
+        counts = self._counts.astype("<i8").tobytes()
+        write_file(self._counts_file(), counts)
+        checksums = {name: file.checksum for name, file in self._files.items()} | {"counts": zlib.crc32(counts)}
+        write_json(self._state_file, self.state | {"checksums": checksums}, signed=True)
         previous.unlink(missing_ok=True)
 
     def finish(self, output: Path, *, arguments: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
@@ -136,9 +140,8 @@ class StoreWriter:
         for name, end in last_starts(self.state).items():
             self._files[name].write(np.array([end], INT64).data)
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+            file.sync()
+            file.file.close()
         store = self._store
         self.tokenizer.save(store / TOKENIZER)
         write_file(store / "token_counts.bin", self._counts.astype("<i8").tobytes())
@@ -181,7 +184,7 @@ def publish(directory: Path, store: Path, output: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _write_starts(file: IO[bytes], first: int, lengths: np.ndarray) -> int:
+def _write_starts(file: "_Summed", first: int, lengths: np.ndarray) -> int:
     """Write the start offsets of items of these lengths, from `first` on; return the end of the last item."""
     for begin in range(0, len(lengths), _CHUNK):
         ends = first + np.cumsum(lengths[begin : begin + _CHUNK], dtype=np.int64)
@@ -190,13 +193,47 @@ def _write_starts(file: IO[bytes], first: int, lengths: np.ndarray) -> int:
     return first
 
 
-def _open_at(path: Path, length: int) -> IO[bytes]:
-    if length > (path.stat().st_size if path.exists() else 0):
-        raise InputError(f"{path} is shorter than recorded; delete {path.parent.parent} and prepare again")
-    file = path.open("r+b" if path.exists() else "w+b")
-    file.truncate(length)
-    file.seek(length)
-    return file
+class _Summed:
+    """File that is appended to. checksum: the CRC-32 of its content."""
+
+    def __init__(self, file: IO[bytes], checksum: int) -> None:
+        self.file, self.checksum = file, checksum
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append to the file."""
+        self.file.write(content)
+        self.checksum = zlib.crc32(content, self.checksum)
+
+    def sync(self) -> None:
+        """Flush what was written to disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+def _open_at(path: Path, length: int, checksum: int | None) -> _Summed:
+    """Open a file after its first `length` bytes, and remove the others.
+
+    checksum: of these bytes; None: as an earlier version wrote them, without one. InputError for other bytes.
+    """
+    remedy = f"delete {path.parent.parent} and prepare again"
+    if length > (path.stat().st_size if path.is_file() else 0):
+        raise InputError(f"{path} is shorter than recorded; {remedy}")
+    try:
+        file = path.open("r+b" if path.exists() else "w+b")
+        file.truncate(length)
+        found = 0
+        while chunk := file.read(_CHUNK):
+            found = zlib.crc32(chunk, found)
+        _check(path, found, checksum)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be continued ({error}); {remedy}") from error
+    return _Summed(file, found)
+
+
+def _check(path: Path, found: int, expected: int | None) -> None:
+    """Raise ValueError for another checksum than was recorded."""
+    if expected is not None and found != expected:
+        raise ValueError(f"{path.name} has a wrong checksum")
 
 
 @contextlib.contextmanager

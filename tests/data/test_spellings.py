@@ -108,7 +108,7 @@ def test_workers_units_and_kills_do_not_matter(corpus, monkeypatch):
         commit(writer)
         for file in writer._files.values():  # what a later part had written
             file.write(b"torn")
-            file.flush()
+            file.sync()
         raise Killed
 
     monkeypatch.setattr(StoreWriter, "commit", commit_and_die)

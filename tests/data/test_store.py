@@ -154,10 +154,29 @@ def test_a_writer_goes_on_after_its_last_commit(tokenizer, tmp_path, store):
             done += 1
             append(writer, "lost")  # a process dies here
         for file in writer._files.values():
-            file.flush()
+            file.sync()
     writer.finish(tmp_path / "again", arguments={}, inputs=[])
     assert open_store(tmp_path / "again").fingerprint == store.fingerprint
     assert not directory.exists()
+
+
+@pytest.mark.parametrize("name", ["store/tokens.bin", "store/document_starts.bin", "counts-1.bin", "writer.json"])
+def test_a_writer_refuses_what_was_altered_since_its_last_commit(tokenizer, tmp_path, name):
+    """Fails when a resumed preparation makes a store, with right checksums, of what a disk or a hand has altered."""
+    directory = tmp_path / "store.partial"
+    writer = StoreWriter(directory, tokenizer)
+    writer.begin_section("sea", None)
+    for text in ("the sea", "the wind"):
+        ids = tokenizer.encode(text)
+        writer.append(np.array(ids), np.array([len(ids)]), len(text), 2, None, len(text))
+    writer.commit()
+    assert StoreWriter(directory, tokenizer).parts == 1
+    content = bytearray((directory / name).read_bytes())
+    content[-1 if name == "counts-1.bin" else len(content) // 2] ^= 1
+    (directory / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"{name.rpartition('/')[2]}.*delete {directory} and prepare again") as refused:
+        StoreWriter(directory, tokenizer)
+    assert "\n" not in str(refused.value)
 
 
 def test_characters_are_code_points(tokenizer, tmp_path):
