@@ -104,7 +104,7 @@ def read_task(
     splits, held_out = task.checked(splits, strict=strict), None
     if task.selects not in splits:
         place = Path(task_dir or ".") / custom.train if name == "custom" and custom is not None else task_dir
-        train, dev, held_out = hold_out(splits["train"], seed, fraction, f"the train split of {place}")
+        train, dev, held_out = hold_out(splits["train"], seed, fraction, f"the train split of {place or name}")
         splits = {"train": train, "dev": dev} | {part: split for part, split in splits.items() if part != "train"}
     task = task.with_labels(splits)
     left_out: tuple[Any, ...] = ()
