@@ -248,7 +248,7 @@ def test_a_preparation_goes_on_where_it_stopped(corpus, monkeypatch):
         commit(writer)
         for file in writer._files.values():  # what a later part had written
             file.write(b"torn")
-            file.flush()
+            file.sync()
         raise Killed
 
     monkeypatch.setattr(StoreWriter, "commit", commit_and_die)
