@@ -167,7 +167,7 @@ def _check_ids(content: bytes, name: str) -> None:
         words, added = scheme["model"]["vocab"], scheme.get("added_tokens") or []
         ids = [entry["id"] for entry in added] + (list(words.values()) if isinstance(words, dict) else [])
         largest, limit = max(map(int, ids), default=0), SPARSE * (len(words) + len(added)) + SPARE
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return  # the library names what is wrong
     if largest > limit:
         raise InputError(

@@ -39,6 +39,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 # The models whose directories may name no class and have a sentencepiece model.
 T5_MODELS = ("t5", "mt5")
 T5_MODEL_FILE = "spiece.model"
+MOST_SENTINELS = 100_000  # published vocabularies have 100
 # Settings that change ids, and the one value that has a counterpart here; null means the default.
 ONLY: Mapping[str, Mapping[str, Any]] = {
     "gpt1": {},
@@ -157,7 +158,7 @@ class Settings:
                 self.added[token["content"]] = int(i)
                 if not token.get("special"):
                     self.ordinary.add(token["content"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{directory}: its added tokens are damaged ({error!r}); download it again") from error
 
     def fit(self, kind: str) -> bool:
@@ -257,8 +258,10 @@ def _t5_tokenizer(file: Path, settings: Settings) -> Tokenizer:
     """Return a sentencepiece model with the sentinels that Hugging Face's T5Tokenizer adds, 100 by default."""
     settings.check("sentencepiece")
     count = settings.values.get("extra_ids", 100)
-    if type(count) is not int or count < 0:
-        raise InputError(f"{settings.file}: extra_ids must be at least 0, got {count!r}; download it again")
+    if type(count) is not int or not 0 <= count <= MOST_SENTINELS:
+        raise InputError(
+            f"{settings.file}: extra_ids must be from 0 to {MOST_SENTINELS}, got {count!r:.40}; download it again"
+        )
     found = piece_models.SentencePieceTokenizer(read_file(file), str(file))
     return found.with_sentinels(count) if count else found
 

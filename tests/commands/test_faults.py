@@ -76,6 +76,9 @@ def replaced(file: Path, content: bytes | str) -> None:
         ("JSON lines", "train.jsonl", None, "/dev/zero"),
         ("store of windows", "store/tokens.bin", None, "pipe"),
         ("GPT-2 vocabulary", "vocab.bpe", None, "/dev/zero"),
+        ("tokenizer.json", "tokenizer.json", b'": 65', b'": -Infinity'),
+        ("unfinished store", "partial/plan.json", None, "pipe"),
+        ("unfinished store", "partial/shards/2.words", None, "/dev/zero"),
     ],
 )
 def test_what_the_campaign_met(specimens, tmp_path, name, pattern, old, new):

@@ -284,7 +284,8 @@ def load_saved(tokenizer, directory):
     [
         ("albert", {}, "has no tokenizer of Hugging Face"),
         ("t5", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class must be T5Tokenizer or MT5Tokenizer"),
-        ("t5", {"extra_ids": -1}, "extra_ids must be at least 0, got -1"),
+        ("t5", {"extra_ids": -1}, "extra_ids must be from 0 to 100000, got -1"),
+        ("t5", {"extra_ids": 10**22}, "extra_ids must be from 0 to 100000, got 1000"),
         ("t5", {"add_prefix_space": False}, "add_prefix_space must be True"),
     ],
 )
