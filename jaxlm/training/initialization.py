@@ -183,7 +183,10 @@ def continue_state(
         _check_streams(source, known["carry"], saved["carry"])
     restored = restore_state(checkpoints, known, step=step, without=(*unused, *OWN))
     state = from_saved(restored.state, abstract, seed)
-    notes = [*restored.notes, *(f"{source.name} has no {name.replace('_', ' ')} to continue" for name in fresh)]
+    notes = [
+        *restored.notes,
+        *(f"{source.name} has no {name.replace('_', ' ')} to continue: new from here on" for name in fresh),
+    ]
     if "average" in fresh:
         state = replace(state, average=first_average(state.params))
     makers: dict[str, Any] = {"iterates": iterates, "recent_norms": no_norms, "selection": no_selection}

@@ -150,7 +150,7 @@ def test_the_state_of_a_run_with_or_without_an_average_can_be_continued(run, sto
     found.close()
     begun, notes = continue_state(open_source(f"{bare}@6"), TrainState(**tree, **scalars), 3)
     assert_trees_same(begun.average, saved["params"])
-    assert checkpoints(bare) == [5, 6] and notes == [f"{bare}@6 has no average to continue"]
+    assert checkpoints(bare) == [5, 6] and notes == [f"{bare}@6 has no average to continue: new from here on"]
 
 
 def test_the_mean_of_iterates_begins_by_the_rule_of_the_original():
