@@ -12,7 +12,7 @@ import pytest
 from jaxlm.data.sources import read_jsonl
 from jaxlm.data.store import open_store
 from jaxlm.errors import InputError
-from jaxlm.files import open_regular, parse_json, read_regular
+from jaxlm.files import open_regular, parse_json, read_own, read_regular
 from jaxlm.inference.loaded_run import saved_task
 from jaxlm.inference.token_outputs import read_ids
 from jaxlm.interop.files import read_object
@@ -22,7 +22,6 @@ from jaxlm.tasks import TASKS
 from jaxlm.tasks.datasets.choices import read_race
 from jaxlm.tasks.kinds.spans import read_questions
 from jaxlm.text.bpe import read_vocabulary
-from jaxlm.views.run import from_file
 
 NESTED = "[" * 1_000_000
 
@@ -43,7 +42,7 @@ READERS = {
     "encoder.json": lambda file: read_vocabulary(file.read_bytes(), str(file)),
     "config.json of a run": lambda file: RunDirectory(file.rename(file.with_name("config.json")).parent).config,
     "task.json": lambda file: saved_task(RunDirectory(file.parent)),
-    "results.json": from_file,
+    "results.json": read_own,
 }
 
 
