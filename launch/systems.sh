@@ -12,8 +12,8 @@ TREC-6 and on 1,000 labels of SST-2, does the same without pretraining, probes i
 and writes DIRECTORY/rows/NAME.json and the table of all rows, DIRECTORY/systems.md (default runs/systems).
   --only NAME  one system: gpt, transformer_xl, lstm, awd_lstm, bert, t5, character_transformer, elmo or mt_lstm
   --seed K     seed of the pretraining (default 0); the row of another seed is NAME-K, and the table has their mean
-A system takes one to two hours on two cores. After a stop, rerun the same command to resume; completed steps are not
-repeated. DATA has:
+A system takes one to two hours on two cores, the character Transformer three. After a stop, rerun the same command to
+resume; completed steps are not repeated. DATA has:
   books/train/*.txt, books/test/*.txt                plain text
   classify/trec/train.txt, test.txt                  TREC's questions
   glue/SST-2/train.tsv, dev.tsv                      GLUE's files
