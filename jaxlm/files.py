@@ -41,7 +41,11 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a regular file. ValueError or OSError for anything else."""
-    value = parse_json(read_regular(path))
+    return _object(read_regular(path))
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
@@ -56,10 +60,8 @@ def read_signed(path: Path) -> dict[str, Any]:
 
 
 def parse_signed(text: str | bytes) -> dict[str, Any]:
-    """Return the object of a JSON text that `signed` made, or of one without a signature. ValueError for others."""
-    values = parse_json(text)
-    if not isinstance(values, dict):
-        raise ValueError("it is not a JSON object")
+    """Return the JSON object of a text, with the signature of `with_signature` or without one. ValueError otherwise."""
+    values = _object(text)
     if (sha256 := values.pop(SIGNATURE, None)) is not None and sha256 != signature(values):
         raise ValueError(f"it was altered: its {SIGNATURE} does not match (after an intended change remove that field)")
     return values
@@ -76,7 +78,7 @@ def read_own(path: Path, fix: str = "put it back from a copy") -> dict[str, Any]
         raise InputError(f"{path} cannot be read: {error}; {fix}") from error
 
 
-def signed(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_signature(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object with the field SIGNATURE, so that `parse_signed` detects changes."""
     return {**values, SIGNATURE: signature(json.loads(json.dumps(values)))}
 
@@ -135,7 +137,7 @@ def write_json(path: Path, value: Any, *, signed: bool = False) -> None:
     signed: add the field SIGNATURE to an object, so that `read_signed` detects changes.
     """
     if signed:
-        value = value | {SIGNATURE: signature(json.loads(json.dumps(value)))}
+        value = with_signature(value)
     write_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

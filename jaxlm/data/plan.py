@@ -17,7 +17,7 @@ from jaxlm.data.object_lock import ObjectLock, holder_of
 from jaxlm.data.sources import Source, Unit, list_units
 from jaxlm.data.store import ARRAYS, DESCRIPTION, TOKENIZER, Store, open_store, partial_path
 from jaxlm.errors import InputError
-from jaxlm.files import parse_signed, signed
+from jaxlm.files import parse_signed, with_signature
 from jaxlm.host import LockHeld, lock_file
 from jaxlm.progress import Output
 from jaxlm.text import Case, tokenizer_from_spec
@@ -121,7 +121,7 @@ def begin_or_continue(partial: str, plan: dict[str, Any]) -> bool:
     try:
         begun = parse_signed(storage.read(file))
     except FileNotFoundError:
-        storage.write(file, json.dumps(signed(plan)).encode())
+        storage.write(file, json.dumps(with_signature(plan)).encode())
         return False
     except (OSError, ValueError) as error:
         raise InputError(f"{file} is damaged ({error}); {remedy}") from error
@@ -138,7 +138,7 @@ def begin_or_continue(partial: str, plan: dict[str, Any]) -> bool:
         raise InputError(f"{partial} was begun with --unit-bytes {begun['unit_bytes']}; {remedy}")
     if begun["units"] != plan["units"]:
         raise InputError(f"the sources have changed since {partial} was begun; {remedy}")
-    storage.write(file, json.dumps(signed(plan)).encode())
+    storage.write(file, json.dumps(with_signature(plan)).encode())
     return True
 
 

@@ -31,7 +31,7 @@ from jaxlm.data.sources import Fragments, Source, Unit, read_unit
 from jaxlm.data.spellings import Unknown, numbered, sizes_in_bytes, split
 from jaxlm.data.store import token_dtype
 from jaxlm.errors import InputError, RunError
-from jaxlm.files import parse_signed, signed
+from jaxlm.files import parse_signed, with_signature
 from jaxlm.reading.lines import Errors
 from jaxlm.text import Tokenizer
 
@@ -172,7 +172,7 @@ def make_shard(job: Job, tokenizer: Tokenizer, number: int, unit: Unit) -> Shard
     names = ["tokens", "documents", "bytes", "words", "characters"] + ["sentences"] * ("sentences" in job.files)
     names += ["unknown", "spellings", "spelling_bytes"] * job.spellings
     shard = Shard(number, **{name: counts[name] for name in names}, checksums=checksums)
-    storage.write(job.place(number, "json"), json.dumps(signed(vars(shard))).encode())
+    storage.write(job.place(number, "json"), json.dumps(with_signature(vars(shard))).encode())
     return shard
 
 

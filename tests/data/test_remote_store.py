@@ -1,13 +1,13 @@
 """Stores at URLs: what is read is what a store on a disk has, whatever fails. A stand-in for gs:// answers."""
 
 import dataclasses
-import os
 import shutil
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import HARMS, harm_file
 from stand_in_cloud import inject, requests
 from toy_text import paragraphs
 
@@ -103,30 +103,17 @@ def test_a_second_run_reads_from_the_cache(bucket, cloud, cache):
     assert [name for _, name, _ in requests(cloud)[before:] if name.endswith("tokens.bin")]
 
 
-def harmed(file: Path, harm: str) -> None:
-    """Do to a file what a disk, another program or a hand may do."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.unlink()
-    if harm == "a pipe":
-        os.mkfifo(file)
-    elif harm == "a device":
-        file.symlink_to("/dev/zero")
-    else:
-        file.write_bytes({"flipped": content, "cut": content[:-1], "emptied": b""}[harm])
-
-
-@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "a pipe", "a device"])
+@pytest.mark.parametrize("harm", HARMS)
 def test_an_altered_cache_file_is_fetched_again(local, bucket, cache, harm):
     """Fails if training reads what a disk error or another program left in the cache, or waits for a pipe."""
     whole = np.asarray(open_store(URL, cache).tokens)
     for file in blocks(cache):
-        harmed(file, harm)
+        harm_file(file, harm)
     assert np.array_equal(open_store(URL, cache).tokens, whole)
     assert np.array_equal(whole, open_store(local).tokens)
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "a pipe", "a device"])
+@pytest.mark.parametrize("harm", HARMS)
 def test_an_altered_copy_of_a_small_file_is_fetched_again(local, bucket, cache, harm):
     """Fails if a damaged description, checksum or vocabulary in the cache is read, refused, or waited for."""
     folder = open_store(URL, cache).path
@@ -134,7 +121,7 @@ def test_an_altered_copy_of_a_small_file_is_fetched_again(local, bucket, cache, 
     assert {"description.json", "checksums.bin", "tokenizer_description.json"} <= {file.name for file in copies}
     for file in copies:
         content = file.read_bytes()
-        harmed(file, harm)
+        harm_file(file, harm)
         assert open_store(URL, cache).tokenizer().fingerprint == open_store(local).tokenizer_fingerprint
         assert file.read_bytes() == content, file
 

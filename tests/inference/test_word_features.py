@@ -1,13 +1,13 @@
 """Features of words from other models: what they are, the files that keep them, and runs that read them."""
 
 import json
-import os
 
 import jax
 import numpy as np
 import pytest
 import toy_encoder
 import toy_runs
+from faults import HARMS, harm_file
 from flax import linen as nn
 from toy_runs import assert_one_line, make_word_stores, run_here
 
@@ -155,7 +155,7 @@ def test_features_are_computed_once_and_read_to_the_bit(runs, tmp_path):
     assert not np.any(batch.features[0][1, 0, 1:]) and not np.any(batch.features[0][2])
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied", "a pipe", "a device"])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_file_is_computed_again(runs, tmp_path, harm, caplog):
     """Fails when training reads what a disk error left in the file, or waits for a pipe."""
     mesh, split = make_mesh(MeshConfig()), encoded(runs["store"])
@@ -163,15 +163,7 @@ def test_a_damaged_file_is_computed_again(runs, tmp_path, harm, caplog):
     with use_mesh(mesh):
         (made,) = with_features(split, some, mesh, tmp_path).features
         (file,) = tmp_path.iterdir()
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.unlink()
-        if harm == "a pipe":
-            os.mkfifo(file)
-        elif harm == "a device":
-            file.symlink_to("/dev/zero")
-        else:
-            file.write_bytes({"flipped": content, "cut": content[:-1], "emptied": b""}[harm])
+        harm_file(file, harm)
         (again,) = with_features(split, some, mesh, tmp_path).features
         assert [record.getMessage() for record in caplog.records if str(file) in record.getMessage()] == [
             f"{file} is damaged; its features are computed again"
