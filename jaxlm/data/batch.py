@@ -47,6 +47,18 @@ class Batch:
     characters: Array = None
     backward: Any = None
 
+    def fill_row(self, row: int, before: Any, targets: Array) -> None:
+        """Write one segment into a row of padding: `targets`, each of which is predicted from the token before it.
+
+        before: the token before the first one.
+        """
+        slots = len(targets)
+        self.targets[row, :slots] = targets
+        self.ids[row, 0], self.ids[row, 1:slots] = before, self.targets[row, : slots - 1]
+        self.positions[row, :slots] = np.arange(slots)
+        self.segments[row, :slots] = 1
+        self.weights[row, :slots] = 1
+
 
 def empty_batch(rows: int, length: int) -> Batch:
     """Return a batch of padding, with segments and weights 0."""

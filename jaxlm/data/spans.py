@@ -105,12 +105,7 @@ class CorruptedSection:
         text = np.asarray(self._tokens[first : first + count], np.int64)
         source, target = self._data.corrupt(text, random, self._sentinels, self._end)
         batch.source[b, : len(source)], batch.source_segments[b, : len(source)] = source, 1
-        slots = len(target)
-        batch.targets[b, :slots] = target
-        batch.ids[b, 0], batch.ids[b, 1:slots] = self._start, target[:-1]
-        batch.positions[b, :slots] = np.arange(slots)
-        batch.segments[b, :slots] = 1
-        batch.weights[b, :slots] = 1
+        batch.fill_row(b, self._start, target)
 
     def origin(self, row: int, epoch: int) -> "list[RowOrigin]":
         """Return the origin of a row's text."""

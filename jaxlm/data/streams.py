@@ -186,12 +186,8 @@ class StreamRows:
         for b, index in enumerate(indices):
             start, tokens, first = self._place(int(index))
             span = self._text.read(start, start + tokens + 1)
-            batch.ids[b, :tokens] = span[:-1]
-            batch.targets[b, :tokens] = span[1:]
+            batch.fill_row(b, span[0], span[1:])
             batch.begins[b] = first or self._is_reset(int(index))
-            batch.positions[b, :tokens] = np.arange(tokens)
-            batch.segments[b, :tokens] = 1
-            batch.weights[b, :tokens] = 1
         return batch
 
     def origin(self, index: int) -> list[RowOrigin]:

@@ -110,9 +110,5 @@ class ValidationStreams(ValidationRows):
         if slots <= 0:
             return
         first = start + (self._end is None)  # position of the first target in the text; its input is one token earlier
-        batch.targets[b, :slots] = self._text.read(first, first + slots)
-        batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
-        batch.ids[b, 0] = self._text.read(first - 1, first)[0] if first else self._end
-        batch.positions[b, :slots] = np.arange(slots)
-        batch.segments[b, :slots] = 1
-        batch.weights[b, :slots] = 1
+        before = self._text.read(first - 1, first)[0] if first else self._end
+        batch.fill_row(b, before, self._text.read(first, first + slots))

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
-
 from jaxlm.data.layouts.layout import FLAG, IndependentRows, Reading
 from jaxlm.data.validation_rows import ValidationRows
 
@@ -52,11 +50,7 @@ class WindowsOfSection:
         slots = min(self._length, self.targets - start)
         start += self.section.first_token
         span = self._tokens[start : start + slots + 1]
-        batch.ids[b, :slots] = span[:-1]
-        batch.targets[b, :slots] = span[1:]
-        batch.positions[b, :slots] = np.arange(slots)
-        batch.segments[b, :slots] = 1
-        batch.weights[b, :slots] = 1
+        batch.fill_row(b, span[0], span[1:])
 
     def origin(self, row: int, epoch: int) -> "list[RowOrigin]":
         """Return the origin of a row's tokens, its last target included."""
@@ -94,9 +88,5 @@ class ValidationWindows(ValidationRows):
         tokens, end = self._tokens[source], self._ends[source]
         # If the first token is a target, targets begin at token 0 and inputs one token earlier.
         first = start + (end is None)
-        batch.targets[b, :slots] = tokens[first : first + slots]
-        batch.ids[b, 1:slots] = batch.targets[b, : slots - 1]
-        batch.ids[b, 0] = tokens[first - 1] if first else end
-        batch.positions[b, :slots] = np.arange(slots)
-        batch.segments[b, :slots] = 1
-        batch.weights[b, begin - start : slots] = 1
+        batch.fill_row(b, tokens[first - 1] if first else end, tokens[first : first + slots])
+        batch.weights[b, : begin - start] = 0
