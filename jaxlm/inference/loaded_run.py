@@ -30,7 +30,7 @@ from jaxlm.objectives.language_model import CLASSIFIERS
 from jaxlm.runs.checkpoints import Checkpoints
 from jaxlm.runs.config import completed
 from jaxlm.runs.directory import RunDirectory, split_start
-from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, TaskOptions, read_task
+from jaxlm.tasks import FORMATS, CustomConfig, Task, TaskData, TaskOptions, read_task, task_from_json
 from jaxlm.tasks.custom import with_rows
 from jaxlm.tasks.text_to_text import as_text
 from jaxlm.text import Tokenizer, load_tokenizer
@@ -291,7 +291,7 @@ def saved_task(run: RunDirectory) -> Task:
     """Return the task of a fine-tuning run, with its label mapping."""
     file = run.path / "task.json"
     try:
-        return Task.from_json(read_signed(file))
+        return task_from_json(read_signed(file))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file} cannot be read: {error}; put it back from a copy") from error
 

@@ -27,6 +27,7 @@ from jaxlm.tasks.registry import (
     read_split,
     read_task,
     rows_of_records,
+    task_from_json,
     typical_task,
 )
 from jaxlm.tasks.task import Columns, Task, TaskOptions
@@ -63,6 +64,7 @@ __all__ = [
     "rows_of_records",
     "standard_sizes",
     "steps_of_epochs",
+    "task_from_json",
     "training_batches",
     "typical_task",
 ]

@@ -19,7 +19,8 @@ from jaxlm.tasks.datasets.spans_and_tags import SQUAD, SQUAD2, TAGS
 from jaxlm.tasks.datasets.texts import SUMMARIZATION, TRANSLATION
 from jaxlm.tasks.examples import Split, TaskData
 from jaxlm.tasks.kinds import KINDS
-from jaxlm.tasks.task import Task, TaskOptions
+from jaxlm.tasks.task import Columns, Task, TaskOptions
+from jaxlm.tasks.text_to_text import LabelledText
 from jaxlm.wording import did_you_mean
 
 BUILT_IN: dict[str, BuiltIn] = {
@@ -249,3 +250,30 @@ def _read_built_in(entry: BuiltIn, task_dir: str | None, options: TaskOptions | 
 
 def _empty_fields(examples: Sequence[Any]) -> int:
     return sum(not text for example in examples for text in example.parts)
+
+
+def task_from_json(values: Mapping[str, Any]) -> Task:
+    """Return the task that `Task.to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
+    if values.get("kind") not in KINDS:
+        raise InputError(
+            f"task.json: kind must be one of {', '.join(KINDS)}, got {values.get('kind')!r}; read it with the version "
+            "that wrote it"
+        )
+    loaded = {name: _tuples(value) for name, value in values.items()}
+    try:
+        for name, part in (("columns", Columns), ("options", TaskOptions)):
+            if name in loaded:
+                loaded[name] = part(**loaded[name])
+        if "original" in loaded:
+            return LabelledText(**loaded | {"original": task_from_json(loaded["original"])})
+        return KINDS[loaded["kind"]](**loaded)
+    except TypeError as error:
+        raise InputError(f"task.json: {error}; read it with the version that wrote it") from None
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value

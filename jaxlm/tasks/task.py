@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
-from jaxlm.errors import InputError
 from jaxlm.ranges import Count
 from jaxlm.tasks.metrics import check_metric, lower_is_better, names_for
 from jaxlm.text.characters import NUM_CHARACTERS, PADDING
@@ -287,36 +286,6 @@ class Task:
         return bool(prediction == label)
 
     def to_json(self) -> dict[str, Any]:
-        """Return this task, including the label mapping, as JSON values; `Task.from_json` reads them back."""
+        """Return this task, including the label mapping, as JSON values; `task_from_json` reads them back."""
         plain = dataclasses.asdict(dataclasses.replace(self, papers={}))
         return plain | {"papers": {kind: dict(paper) for kind, paper in self.papers.items()}}
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> "Task":
-        """Return the task that `to_json` wrote, also via a JSON file. InputError names missing or unknown fields."""
-        from jaxlm.tasks.kinds import KINDS
-        from jaxlm.tasks.text_to_text import LabelledText
-
-        if values.get("kind") not in KINDS:
-            raise InputError(
-                f"task.json: kind must be one of {', '.join(KINDS)}, got {values.get('kind')!r}; read it with the "
-                "version that wrote it"
-            )
-        loaded = {name: _tuples(value) for name, value in values.items()}
-        try:
-            for name, part in (("columns", Columns), ("options", TaskOptions)):
-                if name in loaded:
-                    loaded[name] = part(**loaded[name])
-            if "original" in loaded:
-                return LabelledText(**loaded | {"original": Task.from_json(loaded["original"])})
-            return KINDS[loaded["kind"]](**loaded)
-        except TypeError as error:
-            raise InputError(f"task.json: {error}; read it with the version that wrote it") from None
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(_tuples(item) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    return value

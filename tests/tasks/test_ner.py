@@ -12,7 +12,6 @@ from jaxlm.tasks import (
     CustomConfig,
     Size,
     TaggedSentence,
-    Task,
     TaskOptions,
     encode_examples,
     encode_split,
@@ -21,6 +20,7 @@ from jaxlm.tasks import (
     read_labelled,
     read_rows,
     read_task,
+    task_from_json,
 )
 from jaxlm.tasks.metrics.tags import entities, entity_metrics, scheme_of, spell
 from jaxlm.tasks.token_rows import first_tokens, sentence_context
@@ -76,7 +76,7 @@ def test_conll_columns_and_documents(tmp_path):
     assert task.labels == ("O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER") and task.scheme == "iob1"
     assert (task.kind, task.metric, task.num_outputs) == ("tagging", "entity_f1", 7)
     assert "3 examples of 3 rows read; 7 tokens in 2 documents; tags B-PER: 1" in data.report()[0]
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert task_from_json(json.loads(json.dumps(task.to_json()))) == task
     assert data.splits["test"].labelled
 
 

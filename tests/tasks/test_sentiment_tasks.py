@@ -9,7 +9,7 @@ from toy_runs import assert_one_line, run_here
 
 from jaxlm import show
 from jaxlm.errors import InputError
-from jaxlm.tasks import TASKS, Task, read_labelled, read_rows, read_task, typical_task
+from jaxlm.tasks import TASKS, read_labelled, read_rows, read_task, task_from_json, typical_task
 from jaxlm.tasks.datasets.sentiment import phrases_of
 from jaxlm.tasks.text_to_text import as_text
 
@@ -113,7 +113,7 @@ def test_reviews_of_a_directory(tmp_path):
     assert [label for _, label in texts(data.splits["test"])] == ["neg", "neg", "pos"]
     assert all(text.split("_")[1][:3] == label for part in ("train", "dev") for text, label in texts(data.splits[part]))
     assert read_labelled(tmp_path / "test", task).examples == data.splits["test"].examples
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert task_from_json(json.loads(json.dumps(task.to_json()))) == task
     assert as_text(task, data)[1].splits["test"].examples[2].targets == ("pos",)
 
 

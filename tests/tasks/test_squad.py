@@ -13,7 +13,6 @@ from jaxlm.tasks import (
     TASKS,
     CustomConfig,
     SpanExample,
-    Task,
     TaskOptions,
     TrainBatches,
     encode_examples,
@@ -24,6 +23,7 @@ from jaxlm.tasks import (
     read_rows,
     read_task,
     steps_of_epochs,
+    task_from_json,
 )
 from jaxlm.tasks.metrics.answers import answer_scores, best_threshold, normalized, token_f1
 from jaxlm.tasks.token_rows import most_context, windows
@@ -85,7 +85,7 @@ def test_offsets_count_code_points_and_questions_are_stripped(tmp_path):
     assert (first.question, first.name) == ("When?", "a") and CONTEXT[slice(*first.answer_span)] == "cat at noon"
     assert data.report()[0] == "train: 2 examples of 2 rows read; 2 questions with an answer"
     assert (task.kind, task.metrics, task.num_outputs) == ("span", ("f1", "exact_match"), 2)
-    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert task_from_json(json.loads(json.dumps(task.to_json()))) == task
 
 
 def test_answers_astray_are_left_out_of_training_counted_and_listed_when_strict(tmp_path):

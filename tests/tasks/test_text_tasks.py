@@ -17,6 +17,7 @@ from jaxlm.tasks import (
     read_labelled,
     read_rows,
     read_task,
+    task_from_json,
 )
 from jaxlm.tasks.task import Task
 
@@ -71,7 +72,7 @@ def test_prefix_and_special_tokens_are_options(tmp_path):
     task, data = translation(write_pairs(tmp_path), target_length=4, prefix="9 ")
     (row, *_) = encode_split(task, data, "dev", Words(), 16).rows
     assert row.prompt == (START, 109, 101, 102, 103, DELIMITER) and row.target == (103, 102, 101, END)
-    ends = task.from_json(task.to_json() | {"special_tokens": "end"})
+    ends = task_from_json(task.to_json() | {"special_tokens": "end"})
     assert encode_split(ends, data, "dev", Words(), 16).rows[0].prompt == (END, 109, 101, 102, 103, END)
     assert isinstance(ends, Task) and ends.options == task.options and ends.generates
 
