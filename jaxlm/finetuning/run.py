@@ -332,9 +332,7 @@ def with_settings(task: Task, data: TaskData, config: FinetuneConfig, custom: Cu
     check_smoothing(task, config.label_smoothing)
     if task.generates:
         config.check_without_head(task.kind)
-    keep_default(
-        config, not task.generates, "loss_per", "token", f"for a {task.kind} task, whose targets are not texts"
-    )
+    keep_default(config, not task.generates, "loss_per", f"for a {task.kind} task, whose targets are not texts")
     weights = class_weights(config.class_weights, task, data.splits["train"])
     return replace(task, class_weights=weights, special_tokens=config.special_tokens)
 

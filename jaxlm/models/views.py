@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+ViewName = Literal["full", "forwards", "backwards", "future", "past", "masked", "middle"]
 PRIMARY = "primary"  # the module that labels train, whose predictions are the targets of the others
 
 

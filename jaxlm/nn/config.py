@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
 ActivationName = Literal["gelu_tanh", "gelu_erf"]
 Backend = Literal["auto", "xla", "flash", "cudnn"]
-Features = Literal[
-    "embeddings",
-    "second_to_last",
-    "last",
-    "sum_last_four",
-    "concatenated_last_four",
-    "weighted_last_four",
-    "weighted_all",
-]
-Biattention = Literal["pair", "self"]
-ViewName = Literal["full", "forwards", "backwards", "future", "past", "masked", "middle"]
 STEPS = 1 << 16  # number of steps between rates of 0 and 1
 Rate = Annotated[float, Range(0, below=1 - 0.5 / STEPS)]  # of dropout; a higher one would drop every element
 

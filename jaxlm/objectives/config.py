@@ -20,8 +20,16 @@ _KIND = tyro.conf.arg(
 )
 
 
+class _Objective:
+    """What the configs of all objectives answer."""
+
+    def depends_on_num_steps(self) -> bool:
+        """Return True if the loss of a step depends on the length of the run."""
+        return False
+
+
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(_Objective):
     """Next-token prediction, for models that depend on earlier tokens alone."""
 
     kind: Annotated[Literal["language_model"], _KIND] = "language_model"
@@ -80,7 +88,7 @@ class MaskingConfig:
 
 
 @dataclass(frozen=True)
-class MaskedLM:
+class MaskedLM(_Objective):
     """Prediction of masked tokens and, on rows of pairs, of the next sentence (Devlin et al., 2019, section 3.1)."""
 
     kind: Annotated[Literal["masked_lm"], _KIND] = "masked_lm"
@@ -88,13 +96,9 @@ class MaskedLM:
     next_sentence_coefficient: NotNegative = 1.0
     """Weight of the next-sentence loss on rows of pairs. 0: no next-sentence head."""
 
-    def depends_on_num_steps(self) -> bool:
-        """Return False: the loss of a step does not depend on the length of the run."""
-        return False
-
 
 @dataclass(frozen=True)
-class SequenceToSequence:
+class SequenceToSequence(_Objective):
     """Prediction of a target from a source and the tokens before it (Raffel et al., 2020, section 2.1)."""
 
     kind: Annotated[Literal["sequence_to_sequence"], _KIND] = "sequence_to_sequence"
@@ -104,23 +108,15 @@ class SequenceToSequence:
     label_smoothing: BelowOne = 0.0
     """Fraction of each target that is distributed over the whole vocabulary in the training loss. 0: none."""
 
-    def depends_on_num_steps(self) -> bool:
-        """Return False: the loss of a step does not depend on the length of the run."""
-        return False
-
 
 @dataclass(frozen=True)
-class BidirectionalLM:
+class BidirectionalLM(_Objective):
     """Next-word prediction in each direction, by models that read two streams (Peters et al., 2018, section 3.1)."""
 
     kind: Annotated[Literal["bidirectional_lm"], _KIND] = "bidirectional_lm"
     scale: Positive = 20.0
     """Factor of the training loss, which the norm of the gradient and its clipping contain. The original multiplies by
     the number of words in a row (bilm-tf, bilm/training.py:689)."""
-
-    def depends_on_num_steps(self) -> bool:
-        """Return False: the loss of a step does not depend on the length of the run."""
-        return False
 
 
 ObjectiveConfig = LanguageModel | MaskedLM | SequenceToSequence | BidirectionalLM

@@ -16,8 +16,9 @@ from jaxlm.distributed.config import DistributedConfig, MeshConfig, check_batch
 from jaxlm.errors import InputError
 from jaxlm.models import DEFAULT_MODEL, ModelConfig, family_of
 from jaxlm.models.family import Family
-from jaxlm.models.heads import HEADS, heads_for
-from jaxlm.nn.config import Biattention, Execution, Features, Rate, ViewName
+from jaxlm.models.heads import HEADS, Biattention, Features, heads_for, masks_words
+from jaxlm.models.views import ViewName
+from jaxlm.nn.config import Execution, Rate
 from jaxlm.objectives.config import WEIGHTS, LanguageModel, MaskedLM, ObjectiveConfig
 from jaxlm.ranges import BelowOne, Count, Natural, NotNegative, Positive, Range, Seed, checked
 from jaxlm.runs.config import TrackerKind
@@ -124,7 +125,7 @@ class RunConfig:
         self.model.check()
         self.optimizer.check()
         self.execution.check(self.model.num_layers)
-        keep_default(self, not self.ema, "ema_of", "after", "without ema", "give --ema too")
+        keep_default(self, not self.ema, "ema_of", "without ema", "give --ema too")
         if self.spike_factor and not self.spike_factor > 1:
             raise InputError(f"spike_factor must be above 1, or 0 for off, got {self.spike_factor:g}; give more")
         if self.on_spike == "skip" and not self.spike_factor:
@@ -158,7 +159,7 @@ class PretrainConfig(RunConfig):
         self.data.check()
         if isinstance(self.objective, MaskedLM):
             self.objective.masking.check()
-        keep_default(self, self.average_iterates != "off", "ema", 0, "with average_iterates", "give one of them")
+        keep_default(self, self.average_iterates != "off", "ema", "with average_iterates", "give one of them")
         if self.average_iterates == "non_monotone" and not self.eval_every:
             raise InputError(
                 "eval_every must be above 0 with average_iterates non_monotone, got 0; give the steps of an epoch"
@@ -180,8 +181,8 @@ class PretrainConfig(RunConfig):
                 f"length must be at least {shortest} for {self.data.rows_name}, got {self.length}; give a longer one"
             )
         of_pairs = isinstance(self.objective, LanguageModel) and not self.data.whole_text
-        for name, default in (("positions", "all"), *dict.fromkeys(WEIGHTS, 0).items()):
-            keep_default(self, of_pairs, f"objective.{name}", default, f"for {self.data.rows_name}")
+        for name in ("positions", *WEIGHTS):
+            keep_default(self, of_pairs, f"objective.{name}", f"for {self.data.rows_name}")
         # An encoder's loss covers the masked tokens only; its chunks need not divide the length.
         chunks = 0 if family.is_encoder else self.execution.loss_chunks
         check_sizes(self.data.longest_row(self.length), chunks, self.model)
@@ -316,27 +317,27 @@ class FinetuneConfig(RunConfig):
         layers = family.num_layers(self.model)
         encoder, title, kept = family.is_encoder, family.title, self.transfer_layers is not None
         replaced = f"for {title}, whose output layer is replaced by the head"
-        for applies, name, default, reason, *fix in (
-            (encoder, "auxiliary_lm", 0, "for an encoder"),
-            (self.frozen, "auxiliary_lm", 0, "for a frozen model"),
-            (not family.keeps_output_layer, "auxiliary_lm", 0, replaced),
-            (encoder, "special_tokens", "gpt1", "for an encoder, which has CLS and SEP"),
-            (kept, "reinit_layers", 0, "with transfer_layers", "give one of them"),
-            (not family.carries, "backprop_window", 0, f"for {title}, which carries no state"),
-            (self.auxiliary_lm, "backprop_window", 0, "with auxiliary_lm"),
-            (self.frozen, "freeze_layers", 0, "with frozen, which fixes the whole model"),
-            (self.frozen, "freeze_embeddings", False, "with frozen, which fixes the whole model"),
-            (family.word_vectors is None, "freeze_words", False, f"for {title}, which has no table of word vectors"),
-            (self.frozen, "freeze_words", False, "with frozen, which fixes the whole model"),
-            (self.freeze_embeddings, "freeze_words", False, "with freeze_embeddings, which fixes them too"),
-            (self.frozen, "unfreeze", "all", "with frozen, which fixes the whole model"),
-            (self.frozen, "optimizer.layer_decay", 1.0, "with frozen, which fixes the whole model"),
+        for applies, name, reason, *fix in (
+            (encoder, "auxiliary_lm", "for an encoder"),
+            (self.frozen, "auxiliary_lm", "for a frozen model"),
+            (not family.keeps_output_layer, "auxiliary_lm", replaced),
+            (encoder, "special_tokens", "for an encoder, which has CLS and SEP"),
+            (kept, "reinit_layers", "with transfer_layers", "give one of them"),
+            (not family.carries, "backprop_window", f"for {title}, which carries no state"),
+            (self.auxiliary_lm, "backprop_window", "with auxiliary_lm"),
+            (self.frozen, "freeze_layers", "with frozen, which fixes the whole model"),
+            (self.frozen, "freeze_embeddings", "with frozen, which fixes the whole model"),
+            (family.word_vectors is None, "freeze_words", f"for {title}, which has no table of word vectors"),
+            (self.frozen, "freeze_words", "with frozen, which fixes the whole model"),
+            (self.freeze_embeddings, "freeze_words", "with freeze_embeddings, which fixes them too"),
+            (self.frozen, "unfreeze", "with frozen, which fixes the whole model"),
+            (self.frozen, "optimizer.layer_decay", "with frozen, which fixes the whole model"),
         ):
-            keep_default(self, applies, name, default, reason, *fix)
+            keep_default(self, applies, name, reason, *fix)
         self._check_head(family)
-        keep_default(self, family.features is None, "word_features", (), f"for {title}, which reads none")
+        keep_default(self, family.features is None, "word_features", f"for {title}, which reads none")
         mixes = self.word_features or self.features.startswith("weighted")
-        keep_default(self, not mixes, "mix_penalty", 0, "without word_features", "give --word-features too")
+        keep_default(self, not mixes, "mix_penalty", "without word_features", "give --word-features too")
         if not family.stacks and (kept or self.reinit_layers):
             raise InputError(
                 f"transfer_layers and reinit_layers must be left out for {title}, whose layers are not stacked"
@@ -348,18 +349,17 @@ class FinetuneConfig(RunConfig):
         if self.head not in (known := heads_for(family.role)):
             raise InputError(f"head must be {either(known)} for {family.title}, got {self.head}; give --head linear")
         for name, form in HEADS.items():
-            for field_name, default in form.fields.items():
-                keep_default(
-                    self, name != self.head, field_name, default, f"without head {name}", f"give --head {name} too"
-                )
-        for field_name, default in HEADS[self.head].without.items():
-            keep_default(self, True, field_name, default, f"with head {self.head}")
+            for field_name in form.fields:
+                keep_default(self, name != self.head, field_name, f"without head {name}", f"give --head {name} too")
+        for field_name in HEADS[self.head].without:
+            keep_default(self, True, field_name, f"with head {self.head}")
         HEADS[self.head].check(self)
+        keep_default(self, not masks_words(self), "unlabelled_mask_rate", "without a view that masks words")
 
     def check_without_head(self, kind: str) -> None:
         """Raise InputError for fields that need a head, for a kind of task without one."""
-        for name, default in (("head", "linear"), ("frozen", False), ("backprop_window", 0), ("unfreeze", "all")):
-            keep_default(self, True, name, default, f"for a {kind} task, which has no head")
+        for name in ("head", "frozen", "backprop_window", "unfreeze"):
+            keep_default(self, True, name, f"for a {kind} task, which has no head")
 
     def _check_layers(self, layers: int) -> None:
         """Raise InputError for layers that do not exist, and for frozen ones that are not pretrained."""
@@ -369,15 +369,23 @@ class FinetuneConfig(RunConfig):
                 kind = "the model's layers" if most == layers else "the pretrained layers that are kept"
                 raise InputError(f"{name} must be at most {most}, {kind}, got {value}; give fewer")
         none_left = self.freeze_layers == layers and self.freeze_embeddings
-        keep_default(self, none_left, "unfreeze", "all", "where every layer and the embeddings are frozen")
+        keep_default(self, none_left, "unfreeze", "where every layer and the embeddings are frozen")
 
 
-def keep_default(config: Any, applies: Any, name: str, default: Any, reason: str, fix: str = "leave it out") -> None:
-    """Raise InputError for a field that is not `default` where this applies. reason: a phrase for the message."""
-    if applies and (value := operator.attrgetter(name)(config)) != default:
+def keep_default(config: Any, applies: Any, name: str, reason: str, fix: str = "leave it out") -> None:
+    """Raise InputError for a field without its default value where this applies. reason: a phrase for the message."""
+    if applies and (value := operator.attrgetter(name)(config)) != (default := default_of(config, name)):
         shown = " ".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else value
-        wanted = {(): "empty", None: "left out"}.get(default, default)
+        wanted = {(): "empty", None: "left out"}.get(default, f"{default:g}" if isinstance(default, float) else default)
         raise InputError(f"{name} must be {wanted} {reason}, got {shown}; {fix}")
+
+
+def default_of(config: Any, name: str) -> Any:
+    """Return the default value of a field of a config's dataclass, or of a part of it: `head`, `optimizer.decay`."""
+    part, _, of_part = name.partition(".")
+    if of_part:
+        return default_of(getattr(config, part), of_part)
+    return type(config).__dataclass_fields__[name].default
 
 
 def check_layout(model: Any, layout: str, name: str) -> None:

@@ -226,7 +226,7 @@ def test_frozen_layers_keep_their_bits_on_a_mesh():
             {"unfreeze": "gradual", "freeze_layers": 12, "freeze_embeddings": True},
             "unfreeze must be all where every layer and the embeddings are frozen, got gradual",
         ),
-        ({"optimizer": OptimizerConfig(layer_decay=2.0), "frozen": True}, "optimizer.layer_decay must be 1.0 with"),
+        ({"optimizer": OptimizerConfig(layer_decay=2.0), "frozen": True}, "optimizer.layer_decay must be 1 with"),
     ],
 )
 def test_layers_that_cannot_be_frozen_are_refused(fields, said):

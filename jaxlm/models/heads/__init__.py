@@ -6,7 +6,7 @@ To add a head, write its file, with a function `make`, and describe it in `HEADS
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxlm.errors import InputError
 from jaxlm.models import family_of
@@ -16,21 +16,32 @@ from jaxlm.wording import either
 if TYPE_CHECKING:
     from jaxlm.models.heads.head import Head
 
+Features = Literal[
+    "embeddings",
+    "second_to_last",
+    "last",
+    "sum_last_four",
+    "concatenated_last_four",
+    "weighted_last_four",
+    "weighted_all",
+]
+Biattention = Literal["pair", "self"]
+
 
 @dataclass(frozen=True)
 class HeadForm:
     """Requirements of a head on a config and a task.
 
     kinds: the role of a family that it reads -> the kinds of tasks that it has there; empty: all that have a head.
-    fields: the fields of a config that only this head has, with the values that they have without it. without: the
-    fields of a config that it does not have, with their values. reads_unlabelled: True if unlabelled rows train it too.
+    fields: the fields of a config that only this head has. without: the fields of a config that it does not have.
+    reads_unlabelled: True if unlabelled rows train it too.
     reads_pairs: True if it tells the texts of a pair apart that are sequences of their own. check: (config) -> None;
     it raises InputError for values that the head cannot have with the model.
     """
 
     kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
-    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    without: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fields: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     reads_unlabelled: bool = False
     reads_pairs: bool = False
     check: Callable[[Any], None] = lambda config: None
@@ -42,15 +53,19 @@ def views_of(config: Any) -> tuple[str, ...]:
     return tuple(offered if config.views is None else config.views)
 
 
+def masks_words(config: Any) -> bool:
+    """Return True if a view of a run reads unlabelled sentences with masked words."""
+    offered = family_of(config.model).views
+    return HEADS[config.head].reads_unlabelled and any(offered[name].masks for name in views_of(config))
+
+
 def mask_rate(config: Any) -> float:
     """Return the share of the words of unlabelled sentences that a run replaces by MASK for its views; 0: none."""
-    offered = family_of(config.model).views
-    masks = HEADS[config.head].reads_unlabelled and any(offered[name].masks for name in views_of(config))
-    return float(config.unlabelled_mask_rate) if masks else 0.0
+    return float(config.unlabelled_mask_rate) if masks_words(config) else 0.0
 
 
 def _check_views(config: Any) -> None:
-    """Raise InputError for views that the model does not have, too few layers, and a rate that masks nothing."""
+    """Raise InputError for views that the model does not have, and for too few layers."""
     family, views = family_of(config.model), views_of(config)
     if not views or len(set(views)) < len(views):
         raise InputError(f"views must be one or several, each once, got {' '.join(views) or 'none'}; correct --views")
@@ -61,12 +76,6 @@ def _check_views(config: Any) -> None:
         )
     if (layers := family.num_layers(config.model)) < 2:
         raise InputError(f"model.num_layers must be at least 2 for head cross_view, got {layers}; give more layers")
-    default = HEADS["cross_view"].fields["unlabelled_mask_rate"]
-    if config.unlabelled_mask_rate != default and not any(family.views[name].masks for name in views):
-        raise InputError(
-            f"unlabelled_mask_rate must be {default} without a view that masks words, got "
-            f"{config.unlabelled_mask_rate:g}; leave it out"
-        )
 
 
 _OF_TAGS = ("tagging",)
@@ -75,18 +84,16 @@ HEADS = {
     "linear": HeadForm({"encoder": (), "decoder": (), "encoder_decoder": (), "bidirectional": _OF_TAGS}),
     "bcn": HeadForm(
         {"bidirectional": ("classification", "multilabel", "regression")},
-        fields={"biattention": "pair", "maxout_reduction": 2},
+        fields=("biattention", "maxout_reduction"),
         reads_pairs=True,
     ),
-    "bilstm": HeadForm({"encoder": ()}, fields={"features": "last"}),
+    "bilstm": HeadForm({"encoder": ()}, fields=("features",)),
     "concat_pooling": HeadForm({"decoder": (), "bidirectional": _OF_TEXTS}),
-    "crf": HeadForm(
-        {"encoder": _OF_TAGS, "bidirectional": _OF_TAGS}, without={"label_smoothing": 0.0, "class_weights": ()}
-    ),
+    "crf": HeadForm({"encoder": _OF_TAGS, "bidirectional": _OF_TAGS}, without=("label_smoothing", "class_weights")),
     "cross_view": HeadForm(
         {"bidirectional": _OF_TAGS, "encoder": _OF_TAGS},
-        fields={"views": None, "unlabelled_dropout_rate": 0.2, "unlabelled_mask_rate": 0.15},
-        without={"head_dropout_rate": 0.1, "frozen": False, "unfreeze": "all"},
+        fields=("views", "unlabelled_dropout_rate", "unlabelled_mask_rate"),
+        without=("head_dropout_rate", "frozen", "unfreeze"),
         reads_unlabelled=True,
         check=_check_views,
     ),

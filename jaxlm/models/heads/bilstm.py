@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxlm.data.batch import ExampleBatch
-from jaxlm.models.heads import linear
+from jaxlm.models.heads import Features, linear
 from jaxlm.models.heads.head import Head, sequence_inputs, take_places
 from jaxlm.models.heads.linear import EncoderHead, PooledHead
 from jaxlm.models.model import Model, Outputs
-from jaxlm.nn.config import Features
 from jaxlm.nn.recurrence import BiLSTM
 from jaxlm.nn.scalar_mix import scalar_mix
 
