@@ -16,7 +16,7 @@ from jaxlm.version import __version__ as __version__
 if TYPE_CHECKING:
     from jaxlm.data.preparation import prepare_store
     from jaxlm.errors import InputError, RunError
-    from jaxlm.evaluation.command import evaluate_ensemble, evaluate_perplexity, evaluate_task, evaluate_zero_shot
+    from jaxlm.evaluation.calls import evaluate_ensemble, evaluate_perplexity, evaluate_task, evaluate_zero_shot
     from jaxlm.finetuning.run import run_finetuning
     from jaxlm.inference.conversion import export_model
     from jaxlm.inference.loaded_model import LoadedModel, load
@@ -44,10 +44,10 @@ _MODULES = {
     "Inputs": "jaxlm.models.model",
     "LoadedModel": "jaxlm.inference.loaded_model",
     "RunError": "jaxlm.errors",
-    "evaluate_ensemble": "jaxlm.evaluation.command",
-    "evaluate_perplexity": "jaxlm.evaluation.command",
-    "evaluate_task": "jaxlm.evaluation.command",
-    "evaluate_zero_shot": "jaxlm.evaluation.command",
+    "evaluate_ensemble": "jaxlm.evaluation.calls",
+    "evaluate_perplexity": "jaxlm.evaluation.calls",
+    "evaluate_task": "jaxlm.evaluation.calls",
+    "evaluate_zero_shot": "jaxlm.evaluation.calls",
     "export_model": "jaxlm.inference.conversion",
     "load": "jaxlm.inference.loaded_model",
     "prepare_store": "jaxlm.data.preparation",

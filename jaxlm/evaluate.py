@@ -37,7 +37,8 @@ def evaluate(arguments: Any) -> None:
     from jaxlm.distributed.devices import prepare_process
     from jaxlm.distributed.processes import start_processes
     from jaxlm.distributed.watchdog import watching
-    from jaxlm.evaluation.command import evaluation, say, values_json
+    from jaxlm.evaluation.calls import evaluation
+    from jaxlm.evaluation.output import say, values_json
 
     start_processes(arguments.distributed, saves=False)
     with watching():

@@ -21,7 +21,8 @@ import numpy as np
 from jaxlm.distributed.config import check_batch
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import FeaturesOf
-from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_file, progress_of, say
+from jaxlm.evaluation.opening import batch_size_for, length_for, opened
+from jaxlm.evaluation.output import output_file, progress_of, say
 from jaxlm.inference.arguments import Pooling, StateBefore
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.inference.prediction import nine_digits

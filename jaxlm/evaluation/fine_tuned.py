@@ -17,7 +17,8 @@ import numpy as np
 from jaxlm.distributed.mesh import make_mesh, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import Ensemble, OnTask
-from jaxlm.evaluation.command import batch_size_for, opened, output_file, say
+from jaxlm.evaluation.opening import batch_size_for, opened
+from jaxlm.evaluation.output import output_file, say
 from jaxlm.finetuning.results import write_files
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run, task_data
 from jaxlm.inference.prediction import Predictor, SplitPredictions

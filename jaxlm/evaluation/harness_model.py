@@ -17,7 +17,7 @@ from lm_eval.api.registry import register_model
 from jaxlm.distributed.config import MeshConfig
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
-from jaxlm.evaluation.command import batch_size_for
+from jaxlm.evaluation.opening import batch_size_for
 from jaxlm.inference.loaded_run import LoadedRun, load_model
 from jaxlm.zero_shot.harness_requests import Answered, GenerationRequests, HarnessRequests
 

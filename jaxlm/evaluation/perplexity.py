@@ -29,7 +29,8 @@ from jaxlm.data.writer import store_of_text
 from jaxlm.distributed.mesh import host_rows, to_devices, use_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import MemoryOptions, Perplexity, PointerCache
-from jaxlm.evaluation.command import batch_size_for, length_for, opened, output_file, progress_of, say, values_json
+from jaxlm.evaluation.opening import batch_size_for, length_for, opened
+from jaxlm.evaluation.output import output_file, progress_of, say, values_json
 from jaxlm.inference.loaded_run import LoadedRun
 from jaxlm.models.model import Inputs, Model
 from jaxlm.objectives.language_model import language_model, reset_carry

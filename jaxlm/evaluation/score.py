@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import RowsToScore, Scoring
-from jaxlm.evaluation.command import batch_size_for, opened, output_file, progress_of, say, values_json
+from jaxlm.evaluation.opening import batch_size_for, opened
+from jaxlm.evaluation.output import output_file, progress_of, say, values_json
 from jaxlm.inference.scoring import Score, Scored
 from jaxlm.inference.text_scoring import MaskedText, candidates_json, candidates_text, text_scorer
 from jaxlm.reading.lines import Lines

@@ -16,7 +16,8 @@ from jaxlm.distributed.config import check_batch
 from jaxlm.distributed.mesh import make_mesh
 from jaxlm.errors import InputError
 from jaxlm.evaluation.arguments import ZeroShot, ZeroShotOptions
-from jaxlm.evaluation.command import DEFAULT_BATCH_SIZE, output_file, say, shows_progress, values_json
+from jaxlm.evaluation.opening import DEFAULT_BATCH_SIZE
+from jaxlm.evaluation.output import output_file, say, shows_progress, values_json
 from jaxlm.files import atomic_output, check_output
 from jaxlm.inference.loaded_run import LoadedRun, load_model, split_run
 from jaxlm.inference.rows import default_batch_size

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxlm.errors import InputError, RunError
 from jaxlm.evaluation.arguments import ZeroShotCurve
-from jaxlm.evaluation.command import say
+from jaxlm.evaluation.output import say
 from jaxlm.evaluation.zero_shot import RESULTS, read_results
 from jaxlm.files import check_output
 from jaxlm.inference.loaded_run import saved_task
