@@ -47,23 +47,27 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 TESTS = Path(__file__).resolve().parent
-# Files that took long without compiled programs, roughly the longest first: not all were timed alone.
+# The longest files without compiled programs, by the sums of their durations in one run of the suite.
 LONGEST = (
-    "models/test_family_runs.py",
+    "commands/test_configs.py",
     "distributed/test_processes.py",
+    "models/test_family_runs.py",
     "compiler/test_aot.py",
     "runs/test_remote_run.py",
     "test_docs.py",
-    "commands/test_configs.py",
-    "distributed/test_watch.py",
-    "compiler/test_gpu.py",
     "finetuning/test_finetune_stops.py",
-    "commands/test_measure.py",
-    "training/test_resume.py",
+    "compiler/test_gpu.py",
+    "commands/test_finetune_bert.py",
+    "commands/test_prepare_output_urls.py",
+    "commands/test_pretrain_bert.py",
+    "runs/test_earlier_versions.py",
+    "training/test_float16_runs.py",
     "inference/test_word_features.py",
-    "commands/test_prepare_parts.py",
-    "commands/test_pretrain.py",
     "commands/test_finetune.py",
+    "commands/test_pretrain.py",
+    "launch/test_tpu_pod_faults.py",
+    "distributed/test_watch.py",
+    "commands/test_measure.py",
 )
 
 
