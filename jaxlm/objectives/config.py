@@ -21,7 +21,7 @@ _KIND = tyro.conf.arg(
 
 
 class _Objective:
-    """What the configs of all objectives answer."""
+    """Methods that the configs of all objectives have."""
 
     def depends_on_num_steps(self) -> bool:
         """Return True if the loss of a step depends on the length of the run."""
