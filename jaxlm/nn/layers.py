@@ -312,6 +312,21 @@ def _heads_bwd(names: Names, execution: Execution, residuals, dy_BHLK):
 project_to_heads.defvjp(_heads_fwd, _heads_bwd)
 
 
+def project_parts_to_heads(
+    x_BLD: jax.Array, kernel_DCHK: jax.Array, bias_CHK: jax.Array, names: Names, execution: Execution
+) -> list[jax.Array]:
+    """Return x W + b of every head for each of the C parts of a kernel, such as queries, keys and values: (B, H, L, K).
+
+    names: those of (D, H, K). XLA for CPUs copies each part of the kernel, which was half of a step of decoding of
+    GPT-2 small; for one position all parts are therefore one product. For many, dividing the outputs takes longer.
+    """
+    d, parts, h, k = kernel_DCHK.shape
+    if x_BLD.shape[1] == 1 and devices.platform() == "cpu":
+        kernel, bias = kernel_DCHK.reshape(d, parts * h, k), bias_CHK.reshape(parts * h, k)
+        return jnp.split(project_to_heads(x_BLD, kernel, bias, names, execution), parts, axis=1)
+    return [project_to_heads(x_BLD, kernel_DCHK[:, c], bias_CHK[c], names, execution) for c in range(parts)]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def project_heads(
     a_BHLK: jax.Array, kernel_HKD: jax.Array, bias_D: jax.Array | None, names: Names, execution: Execution

@@ -20,7 +20,7 @@ from jaxlm.distributed import devices
 from jaxlm.distributed.mesh import constrain, with_axes
 from jaxlm.nn.layers import STATES, gathered, linear
 
-_FEW_ROWS = 8
+_FEW_ROWS = 8  # for a product on a CPU with fewer rows the transposed kernel is copied
 _ALIGNMENT = 16  # of the sides of 16-bit matrices in products on GPUs
 
 

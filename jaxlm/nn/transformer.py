@@ -36,7 +36,7 @@ from jaxlm.nn.layers import (
     log_once,
     project,
     project_heads,
-    project_to_heads,
+    project_parts_to_heads,
 )
 
 WIDEST_CUDNN_HEAD = 128  # 256 from Hopper on
@@ -321,16 +321,7 @@ class SelfAttention(nn.Module):
         bias_out = self.param("out_bias", with_axes(zeros, ("norm",)), (d,))
 
         names = names_in[:1] + names_in[2:]
-        if x_BLD.shape[1] == 1 and devices.platform() == "cpu":
-            # XLA for CPUs copies each third of the kernel, which was half of a step of decoding of GPT-2.
-            whole = project_to_heads(
-                x_BLD, kernel_in.reshape(d, 3 * h, d // h), bias_in.reshape(3 * h, d // h), names, self.execution
-            )
-            q_BHLK, k_BHLK, v_BHLK = jnp.split(whole, 3, axis=1)
-        else:
-            q_BHLK, k_BHLK, v_BHLK = (
-                project_to_heads(x_BLD, kernel_in[:, part], bias_in[part], names, self.execution) for part in range(3)
-            )
+        q_BHLK, k_BHLK, v_BHLK = project_parts_to_heads(x_BLD, kernel_in, bias_in, names, self.execution)
         if cache is not None:
             cache = Cache(put(cache.k_NBHSK, k_BHLK, first_B), put(cache.v_NBHSK, v_BHLK, first_B))
             k_BHLK, v_BHLK = cache.k_NBHSK, cache.v_NBHSK
